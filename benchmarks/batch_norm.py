@@ -55,7 +55,7 @@ def grow_one(seed: int, epochs: int = EPOCHS, statistics: bool = True) -> dict[s
     """
     import esper
     from esper.growth.gardener import GardenerConfig
-    from esper.growth.run import GrowthConfig
+    from esper.growth.request import GrowthConfig
     from esper.lab.tasks import get_task
     from esper.lab.tasks.request import FixedBatches, TrainingBatches
     from esper.leyline.errors import EsperWarning

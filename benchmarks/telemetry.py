@@ -119,17 +119,15 @@ def growing_share(task_name: str, epochs: int | None, out: Path | None = None) -
         folder = made if out is None else out
         started, cpu, own = time.perf_counter(), time.process_time(), clock()
         entered = clock()
-        row = run_row(
-            run, name="run", controller="heuristic", config=config.to_mapping(), command="esper"
-        )
+        row = run_row(run, Path(folder), config.to_mapping(), "esper")
         store = open_store(folder, row)
         record_start(store, run)
         recorder = EpochRecorder(store, run)
         told += clock() - entered
         marked = time.monotonic()
-        for _ in run.epochs():
+        for record in run.epochs():
             entered = clock()
-            recorder.record_newest()
+            recorder.record(record)
             if time.monotonic() - marked > SAVE_EVERY_S:
                 store.watermark()
                 marked = time.monotonic()

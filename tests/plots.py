@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from esper.growth.gardener import GardenerConfig
-from esper.growth.run import GrowthConfig
+from esper.growth.request import GrowthConfig
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.engine import Moments
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions

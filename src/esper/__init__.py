@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from esper.growth.gardener import Gardener, GardenerConfig
     from esper.growth.grow import grow
     from esper.growth.grown import Deepened, Grown
-    from esper.growth.run import GrowthConfig
+    from esper.growth.request import GrowthConfig
     from esper.kasmina.blueprints import register_blueprint
     from esper.kasmina.evaluation import evaluate_contributions
     from esper.kasmina.flops import FlopCount, count_flops
@@ -80,7 +80,7 @@ _HOMES = {
     "esper.growth.depth.stacks": ("find_stacks",),
     "esper.growth.gardener": ("Gardener", "GardenerConfig"),
     "esper.growth.grown": ("Deepened", "Grown"),
-    "esper.growth.run": ("GrowthConfig",),
+    "esper.growth.request": ("GrowthConfig",),
     "esper.kasmina.blueprints": ("register_blueprint",),
     "esper.kasmina.evaluation": ("evaluate_contributions",),
     "esper.kasmina.flops": ("FlopCount", "count_flops"),

@@ -183,6 +183,19 @@ def test_another_module_or_attribute_is_named() -> None:
     ]
 
 
+class Bare(nn.Module):
+    """A weight whose shape no attribute tells."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(size))
+
+
+def test_the_shape_of_a_weight_is_named() -> None:
+    found = changed(model_contents(Bare(2)), model_contents(Bare(3)))
+    assert found == ["shape of 'scale' in the model", "shapes of the model's weights"]
+
+
 def test_weights_and_mode_do_not_count() -> None:
     one, other = nn.Linear(2, 2), nn.Linear(2, 2).eval()
     assert changed(model_contents(one), model_contents(other)) == []

@@ -13,12 +13,12 @@ import torch
 import yaml
 
 from esper.growth.grow import grow
-from esper.growth.recorded import GrowingRun, start_growing
-from esper.lab.tasks.request import GrowRequest, growth_of, resume_request
+from esper.growth.recorded import RecordedGrowth, open_growth
+from esper.lab.tasks.request import GrowSettings, growth_of, request_again
 from esper.leyline.errors import ConfigError, EsperWarning, UsageError
 from esper.nissa.folder import GROWING, Checkpoints
 from esper.nissa.reader import open_run
-from esper.nissa.recorded import World
+from esper.nissa.recorded import RunInputs
 from tests.plots import same
 
 SCHEDULE = "- {epoch: 2, op: germinate, slot: 0, blueprint: norm}\n"
@@ -56,20 +56,16 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def start(place: Path) -> GrowingRun:
+def start(place: Path) -> RecordedGrowth:
     growth = growth_of(None).replace(epochs=4, seed=5)
-    request = GrowRequest(
+    settings = GrowSettings(
         model="worldly_net:make",
         slots=("0",),
         data=str(place / "data.npz"),
         controller=f"schedule:{place / 'plan.yaml'}",
         growth=growth,
     )
-    data = request.load()
-    run = request.build(data)
-    return start_growing(
-        place / "run", run, request.to_mapping(), request.world(data, run), sinks=()
-    )
+    return open_growth(settings.request(), place / "run", sinks=())
 
 
 @pytest.fixture
@@ -79,8 +75,11 @@ def place(stopped: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def resume(place: Path, *, model: str | None = "worldly_net:make", **more: Any) -> GrowingRun:
-    return resume_request(place / "run", model=model, sinks=(), **more)
+def resume(
+    place: Path, *, model: str | None = "worldly_net:make", settings: dict[str, Any] | None = None
+) -> RecordedGrowth:
+    request = request_again(place / "run", settings or {}, model=model)
+    return open_growth(request, place / "run", resume="latest", sinks=())
 
 
 def edit(place: Path, key: str, value: Any) -> None:
@@ -222,13 +221,13 @@ def test_another_controller_starts_afresh_and_is_recorded(place: Path) -> None:
 
 
 def test_other_software_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(cls: type[World], contents: Any) -> World:
-        return World(
+    def other(cls: type[RunInputs], contents: Any) -> RunInputs:
+        return RunInputs(
             {name: value for name, value in contents.items() if value is not None},
             {"torch": "9.9.9"},
         )
 
-    monkeypatch.setattr(World, "now", classmethod(other))
+    monkeypatch.setattr(RunInputs, "now", classmethod(other))
     with pytest.warns(EsperWarning, match=r"other software \(torch .* -> 9\.9\.9\)"):
         run = resume(place)
     with run:

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 
 import esper
 from esper.growth.grown import Deepened
-from esper.growth.recorded import GrowingRun
+from esper.growth.recorded import RecordedGrowth
 from esper.leyline.errors import UsageError
 from esper.leyline.records import EpochRecord
 from esper.nissa.reader import read_history
@@ -102,7 +102,7 @@ def of_stacks(folder: Path) -> dict[str, Any]:
 def test_a_run_that_was_stopped_goes_on_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], stop: int
 ) -> None:
-    monkeypatch.setattr(GrowingRun, "is_due", lambda self, step: True)
+    monkeypatch.setattr(RecordedGrowth, "is_due", lambda self, step: True)
 
     def options() -> dict[str, Any]:
         asked = dict(changes.get("deepen", {}))
@@ -188,7 +188,7 @@ def _end_at(epoch: int) -> Any:
     ("changes", "problem"),
     [
         ({"deepen": {"start": 2}}, r"growth\.deepen\.start is None"),
-        ({"deepen": None}, "cannot become 'tamiyo'"),
+        ({"deepen": None}, r"growth\.deepen\.controller is 'schedule' .* cannot become None"),
         ({"deepen": {"controller": "slope"}}, "controller"),
     ],
 )

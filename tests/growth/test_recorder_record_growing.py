@@ -10,11 +10,10 @@ from esper.growth.recorder import (
     EpochRecorder,
     record_end,
     record_history,
-    record_interruption,
     record_start,
     run_row,
 )
-from esper.growth.run import GrowthRun
+from esper.growth.run import GrowthLoop
 from esper.lab.tasks import get_task
 from esper.lab.tasks.request import task_config, task_run
 from esper.leyline.controller import Controller, ControllerContext
@@ -31,7 +30,7 @@ pytestmark = [
 ]
 
 
-def make_run(epochs: int = 3, controller: str | Controller = "random") -> GrowthRun:
+def make_run(epochs: int = 3, controller: str | Controller = "random") -> GrowthLoop:
     task = get_task("digits_mlp")
     config = task_config(task, epochs=epochs, seed=1)
     return task_run(task, task.load(), config=config, controller=controller)
@@ -43,8 +42,8 @@ def test_a_run_is_written_from_its_start_to_its_end(tmp_path: Path) -> None:
     with open_store(tmp_path, row, sinks=()) as store:
         record_start(store, run)
         recorder = EpochRecorder(store, run)
-        for _ in run.epochs():
-            recorder.record_newest()
+        for record in run.epochs():
+            recorder.record(record)
         grown = run.finish()
         record_end(store, grown)
     with esper.open_run(tmp_path) as stored:
@@ -69,8 +68,8 @@ def test_a_learned_controller_says_why(tmp_path: Path) -> None:
     row = run_row(run, Path("x"), {}, "esper grow")
     with open_store(tmp_path, row, sinks=()) as store:
         recorder = EpochRecorder(store, run)
-        for _ in run.epochs():
-            recorder.record_newest()
+        for record in run.epochs():
+            recorder.record(record)
     with esper.open_run(tmp_path) as stored:
         told = stored.rows("events", where="kind = 'decision_explained'")
         decisions = {one["step"]: one["op"] for one in stored.rows("decisions")}
@@ -85,8 +84,5 @@ def test_a_history_can_be_written_at_once(tmp_path: Path) -> None:
     row = run_row(run, Path("x"), {}, "")
     with open_store(tmp_path, row, sinks=()) as store:
         record_history(store, run)
-        record_interruption(store, run)
     with esper.open_run(tmp_path) as stored:
         assert read_history(stored) == run.history
-        assert stored.info.status == "interrupted"
-        assert stored.info.seconds == run.seconds

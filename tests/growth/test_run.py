@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import update_bn
 
 from esper.growth.gardener import GardenerConfig
-from esper.growth.run import GrowthConfig, GrowthRun
+from esper.growth.request import GrowRequest, GrowthConfig
+from esper.growth.run import GrowthLoop
 from esper.kasmina.operations import GardenConfig
 from esper.kasmina.training import per_sample_classification, rate_factor, seed_rate_factor
 from esper.lab.tasks import TrainingConfig
@@ -42,7 +43,7 @@ FACTORY = partial(SGD, lr=0.1, momentum=0.9)
 TRAIN, VAL, TEST = make_batches(4), make_batches(2, 32, seed=9), make_batches(2, 32, seed=10)
 
 
-def make_run(controller: Any = None, epochs: int = 8, **changes: Any) -> GrowthRun:
+def make_run(controller: Any = None, epochs: int = 8, **changes: Any) -> GrowthLoop:
     """A run of the tiny network; the script that grows one seed unless told otherwise."""
     options = {
         "slots": SLOTS,
@@ -56,7 +57,7 @@ def make_run(controller: Any = None, epochs: int = 8, **changes: Any) -> GrowthR
     model = options.pop("model", None) or make_net(dropout=dropout)
     config = growth_config(epochs, **changes)
     script = Script(GROW_ONE) if controller is None else controller
-    return GrowthRun(model, controller=script, config=config, **options)
+    return GrowthLoop(GrowRequest(model=model, controller=script, config=config, **options))
 
 
 _PARTS = (
@@ -77,7 +78,7 @@ OWN_RATES = TrainingConfig(
 )
 
 
-def finish(run: GrowthRun) -> GrowthRun:
+def finish(run: GrowthLoop) -> GrowthLoop:
     for _ in run.epochs():
         pass
     return run
@@ -296,7 +297,7 @@ def test_what_was_grown_is_told_in_the_summary() -> None:
 # ---------------------------------------------------------------------------- which network is kept
 
 
-def scored(run: GrowthRun) -> list[float]:
+def scored(run: GrowthLoop) -> list[float]:
     """The score of every epoch, and of what the run returns, measured by itself."""
     for _ in run.epochs():
         pass
@@ -429,7 +430,7 @@ class Normed(nn.Module):
         return scores
 
 
-def make_normed(**changes: Any) -> GrowthRun:
+def make_normed(**changes: Any) -> GrowthLoop:
     torch.manual_seed(0)
     return make_run(model=Normed(), slots=["stem"], **changes)
 

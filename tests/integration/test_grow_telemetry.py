@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import esper
-from esper.growth.recorded import GrowingRun
+from esper.growth.recorded import RecordedGrowth
 from esper.leyline.records import EpochRecord
 from esper.nissa import store
 from esper.nissa.columns import TABLES
@@ -195,7 +195,7 @@ def test_rows_beyond_the_checkpoint_are_taken_back(
 ) -> None:
     # One checkpoint after the first epoch, then a stop that saves nothing.
     monkeypatch.setattr(
-        GrowingRun, "is_due", lambda self, step: not self.checkpoints.latest.exists()
+        RecordedGrowth, "is_due", lambda self, step: not self.checkpoints.latest.exists()
     )
     with pytest.MonkeyPatch.context() as patch:
 

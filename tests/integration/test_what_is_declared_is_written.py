@@ -8,7 +8,7 @@ import pytest
 
 import esper
 from esper.growth.recorder import EpochRecorder, record_end, record_start, run_row
-from esper.growth.run import GrowthRun
+from esper.growth.run import GrowthLoop
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.state import GateConfig
 from esper.lab.tasks import get_task
@@ -49,13 +49,13 @@ def grow(folder: Path) -> None:
     )
     config = task_config(task, epochs=24, seed=1)
     config = config.replace(garden=config.garden.replace(lifecycle=quick))
-    run: GrowthRun = task_run(task, task.load(), config=config, controller="random")
+    run: GrowthLoop = task_run(task, task.load(), config=config, controller="random")
     row = run_row(run, Path("x"), {"a": 1}, "esper grow")
     with open_store(folder, row, sinks=()) as store:
         record_start(store, run)
         recorder = EpochRecorder(store, run)
-        for _ in run.epochs():
-            recorder.record_newest()
+        for record in run.epochs():
+            recorder.record(record)
         record_end(store, run.finish())
 
 

@@ -92,7 +92,7 @@ def _examine(specimen: Specimen, steps: tuple[str, ...], found: Findings) -> Non
         for kind in ("pt2", "onnx"):
             if kind in steps:
                 with _noting(found, kind):
-                    path = export_garden(garden, example, Path(folder, f"grown.{kind}"), kind)
+                    path = export_garden(garden, example, Path(folder, f"grown.{kind}"))
                     for batch in (example, _other_size(garden, example)):
                         _check_same(_run_file(path, kind, batch), _outputs(garden, batch), 1e-4)
 

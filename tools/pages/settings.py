@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from esper.growth.depth.rules import DeepenConfig
+from esper.growth.request import CHANGEABLE
 from esper.lab.proof.clone import CloneConfig
 from esper.lab.proof.prove import ProveConfig
 from esper.lab.proof.search import SearchConfig
-from esper.lab.tasks.request import CHANGEABLE, GrowRequest
+from esper.lab.tasks.request import GrowSettings
 from esper.leyline.config import Config
 from esper.simic.training.config import FIXED_SETTINGS, TrainConfig
 from esper.tamiyo.controllers.baselines import PeriodicConfig, PlateauConfig
@@ -36,7 +37,7 @@ This page is made from the code by `python -m tools.pages`.
 _COMMANDS: tuple[tuple[str, type[Config], str], ...] = (
     (
         "esper grow",
-        GrowRequest,
+        GrowSettings,
         "When a run is continued (`--resume`), these may change: "
         f"{', '.join(f'`{key}`' for key in CHANGEABLE)}.",
     ),
@@ -52,7 +53,7 @@ _COMMANDS: tuple[tuple[str, type[Config], str], ...] = (
 )
 
 _OPTIONAL: dict[type[Config], tuple[tuple[str, type[Config]], ...]] = {
-    GrowRequest: (("growth.deepen", DeepenConfig),)
+    GrowSettings: (("growth.deepen", DeepenConfig),)
 }
 """Parts that a configuration has only where they are asked for."""
 _ASKED_FOR = "These are there only where the part is asked for: `--deepen`, in Python `deepen=`."

@@ -222,13 +222,20 @@ def _undisturbed() -> Iterator[None]:
 
 
 def model_contents(model: nn.Module) -> dict[str, str]:
-    """Return what a model is made of and the code that it runs, without its weights."""
+    """Return what a model is made of, the shapes of its weights and the code that it runs."""
     lines = {name: _described(module) for name, module in model.named_modules()}
     found = {
         f"module {name!r} of the model" if name else "model itself": line
         for name, line in list(lines.items())[:_MOST_MODULES]
     }
     found["modules of the model"] = fingerprint(lines)
+    weights = model.state_dict().items()
+    shapes = {name: list(value.shape) for name, value in weights if hasattr(value, "shape")}
+    found |= {
+        f"shape of {name!r} in the model": str(shape)
+        for name, shape in list(shapes.items())[:_MOST_MODULES]
+    }
+    found["shapes of the model's weights"] = fingerprint(shapes)
     code = Fingerprint()
     for kind in dict.fromkeys(type(module) for module in model.modules()):
         code.add(_code_of(getattr(kind, "forward", None), kind))

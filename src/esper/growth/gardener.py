@@ -25,11 +25,11 @@ from torch.optim import Optimizer
 from esper.growth.batches import Batches, read_batch
 from esper.growth.engine import OwnersEngine, Ranks
 from esper.growth.horizon import (
-    find_doubt,
     fit_lifecycle,
     fit_tracker,
     inert_epochs,
     learned_limits,
+    startup_warning,
 )
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names, copied_names
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
@@ -132,7 +132,7 @@ class GardenerConfig(Config):
         True, "In a run of less than 60 epochs, shorten the waits in proportion."
     )
 
-    def told(self, **facts: float) -> GardenerConfig:
+    def with_task_facts(self, **facts: float) -> GardenerConfig:
         """Return the settings with what was found out about the task where they do not say it."""
         return self.replace(**{name: v for name, v in facts.items() if not getattr(self, name)})
 
@@ -239,7 +239,7 @@ class Gardener:
         self.controller = make_controller(controller, context)
         garden.config = garden.config.limited(**learned_limits(self.controller, garden))
         self.controller.reset(1, "cpu")
-        doubt = find_doubt(self.controller, garden, self.tracker, horizon)
+        doubt = startup_warning(self.controller, garden, self.tracker, horizon)
         if doubt is not None:
             warn(doubt)
         self.history: list[EpochRecord] = []
@@ -285,7 +285,7 @@ class Gardener:
         unknown = [name for name in facts if name not in _TOLD]
         if unknown:
             raise unknown_name("fact", unknown[0], _TOLD)
-        self.config = self.config.told(**facts)
+        self.config = self.config.with_task_facts(**facts)
         known = garden_facts(self.garden, self.config, self.horizon)
         found = {name: getattr(known, name) for name in _TOLD}
         self._group.facts = dataclasses.replace(self._group.facts, **found)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,25 +19,21 @@ from torch.optim.lr_scheduler import LRScheduler
 from esper.growth.batches import Batches, OptimizerFactory, count_samples
 from esper.growth.criterion import Loss
 from esper.growth.depth.rules import DeepenConfig
-from esper.growth.fingerprints import data_contents, fingerprint, function_contents, model_contents
 from esper.growth.gardener import DEFAULT_CONTROLLER
-from esper.growth.grown import Grown, Keep
-from esper.growth.recorded import STARTED_BY, resume_growing, start_growing
-from esper.growth.run import AUTO, GrowthConfig, GrowthRun
+from esper.growth.grown import Format, Grown, Keep
+from esper.growth.recorded import open_growth
+from esper.growth.request import AUTO, STARTED_BY, GrowRequest, GrowthConfig
+from esper.growth.run import GrowthLoop
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, warn
 from esper.leyline.reasons import why_not_learned
 from esper.leyline.records import EpochRecord, decision_line, epoch_line
-from esper.nissa.folder import GROWING, Checkpoints, RunFolder, Which, resume_command
-from esper.nissa.recorded import World, carry_out_or_raise
+from esper.nissa.folder import RunFolder, Which
+from esper.nissa.recorded import Stopped, stop_signals
 from esper.nissa.sinks import Sink
-from esper.nissa.store import DEFAULT_SINKS
-from esper.utils.settings import changed_settings
-
-CHANGEABLE_IN_PYTHON = ("growth.epochs", "growth.keep", "growth.patience")
-"""What of a run of `esper.grow` may become another when it is continued."""
+from esper.nissa.store import DEFAULT_SINKS, OnAlarm
 
 _BAR = 20
 _CLEAR = "\r\x1b[2K"
@@ -135,7 +134,8 @@ def grow(
         out: folder for the run's record, TensorBoard, checkpoints and report; without one, nothing
             is written.
         resume: go on with the run in `out`, called as when it was started, or start it where there
-            is none; `epochs` (to extend it), `keep` and `patience` may be others than before.
+            is none. What `esper grow --resume` may change (docs/settings.md) may be another than
+            before: `epochs` to extend it, `controller`, `keep`, `patience`, and limits of growth.
             'previous' goes on from the checkpoint before the latest. On the CPU the result is that
             of an uninterrupted run, provided that `train` depends on nothing but the epoch.
         overwrite: replace the run in `out`.
@@ -180,91 +180,127 @@ def grow(
         gardener=gardener,
     )
 
-    def build() -> GrowthRun:
-        return GrowthRun(
-            model,
-            slots=slots,
-            train=train,
-            val=val,
-            test=test,
-            config=_with_samples(settings, train),
-            axes=axes,
-            loss=loss,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scheduler_every=scheduler_every,
-            controller=controller,
-            name=type(model).__name__,
-            device=device,
-        )
-
-    watcher = EpochProgress(settings.epochs) if is_shown(progress) else None
-
-    def show(record: EpochRecord) -> None:
-        if watcher is not None:
-            watcher.show(record)
-        if on_epoch is None:
-            return
-        try:
-            on_epoch(record)
-        except StopIteration as stop:
-            growth.stop(f"on_epoch raised StopIteration{f' ({stop})' if str(stop) else ''}")
-
-    if out is None:
-        if resume or overwrite:
-            raise UsageError("resume and overwrite are about a run folder; name it by out=...")
-        if sinks != DEFAULT_SINKS:
-            raise UsageError("sinks show what is recorded in a run folder; name it by out=...")
-        growth = build()
-        for record in growth.epochs():
-            show(record)
-        return _told_why(growth.finish())
+    if out is None and (resume or overwrite):
+        raise UsageError("resume and overwrite are about a run folder; name it by out=...")
+    if out is None and sinks != DEFAULT_SINKS:
+        raise UsageError("sinks show what is recorded in a run folder; name it by out=...")
     if resume and overwrite:
         raise UsageError("resume continues a run and overwrite replaces it; give one of them")
-    depth = settings.deepen
-    paths: Any = slots if slots == AUTO else slot_paths(slots, model)
-    told = {
-        STARTED_BY: "esper.grow",
-        "model": type(model).__name__,
-        "slots": paths if isinstance(slots, Mapping | str) else list(paths),
-        "axes": dict(axes) if isinstance(axes, Mapping) else axes,
-        "controller": _told(controller) if depth is None else depth.rule,
-        "loss": _told(loss),
-        "optimizer": _told(optimizer),
-        "scheduler": _told(scheduler),
-        "scheduler_every": scheduler_every,
-        "growth": settings.to_mapping(),
-    }
-    # A callback may leave the current folder.
-    out = Path(out).absolute()
-    folder = RunFolder(out)
-    is_resumed = bool(resume) and folder.is_run
-    if is_resumed:
-        _refuse_other_settings(folder, told)
-    growth = build()
-    world = World.now(
-        {
-            "first validation batch": fingerprint(growth.example_input),
-            **data_contents("training", train),
-            **data_contents("validation", val),
-            **data_contents("test", test),
-            **model_contents(model),
-            **function_contents("loss", loss),
-            **function_contents("optimizer", optimizer),
-            **function_contents("scheduler", scheduler),
-            **function_contents("rule of depth", None if depth is None else depth.controller),
-        }
+    request = GrowRequest(
+        model=model,
+        slots=slots,
+        train=train,
+        val=val,
+        test=test,
+        config=_with_samples(settings, train),
+        axes=axes,
+        loss=loss,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        scheduler_every=scheduler_every,
+        controller=controller,
+        name=type(model).__name__,
+        device=device,
     )
-    request = (out, growth, told, world)
-    shown: dict[str, Any] = {"command": "esper.grow(...)", "sinks": sinks}
-    if is_resumed:
-        which: Which = "previous" if resume == "previous" else "latest"
-        run = resume_growing(*request, checkpoint=which, **shown)
-    else:
-        run = start_growing(*request, overwrite=overwrite, **shown)
-    with run:
-        carry_out_or_raise(run, show)
-        return _told_why(run.finish()[0])
+    checkpoint: Which | None = None
+    if out is not None:
+        request = replace(request, settings=_written(request, settings))
+        # A callback may leave the current folder.
+        out = Path(out).absolute()
+        if resume and RunFolder(out).is_run:
+            checkpoint = "previous" if resume == "previous" else "latest"
+    watcher = EpochProgress(settings.epochs) if is_shown(progress) else None
+
+    @contextmanager
+    def watch(growth: GrowthLoop) -> Iterator[Show]:
+        def show(record: EpochRecord) -> None:
+            if watcher is not None:
+                watcher.show(record)
+            if on_epoch is None:
+                return
+            try:
+                on_epoch(record)
+            except StopIteration as stop:
+                growth.stop(f"on_epoch raised StopIteration{f' ({stop})' if str(stop) else ''}")
+
+        yield show
+
+    try:
+        grown, _ = carry_out(
+            request,
+            out,
+            watch=watch,
+            resume=checkpoint,
+            overwrite=overwrite,
+            command="esper.grow(...)",
+            sinks=sinks,
+        )
+    except Stopped as stop:
+        if stop.signal != signal.SIGINT:
+            # What this program does on such a signal is its own affair; usually it ends here.
+            signal.raise_signal(stop.signal)
+        raise
+    return _told_why(grown)
+
+
+Show = Callable[[EpochRecord], None]
+"""Shows an epoch that was just recorded."""
+
+
+def carry_out(
+    request: GrowRequest,
+    out: str | Path | None = None,
+    *,
+    watch: Callable[[GrowthLoop], AbstractContextManager[Show]],
+    resume: Which | None = None,
+    overwrite: bool = False,
+    command: str = "",
+    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
+    on_alarm: OnAlarm | None = None,
+    export: Format | None = None,
+) -> tuple[Grown, dict[str, Any]]:
+    """Grow the network that a request describes; return it, with the summary in its run folder.
+
+    Args:
+        request: what is grown.
+        out: the run folder; without one nothing is written, and the summary is empty.
+        watch: called once the run is open; within its block every epoch is shown.
+        resume: the checkpoint to go on from; a new run by default.
+        overwrite: replace the run in `out`.
+        command: what started the run, for its record.
+        sinks: where records are shown beside the store.
+        on_alarm: called with every alarm.
+        export: also write the network into the folder in this format.
+
+    Raises:
+        Stopped: A signal came; the run in `out` is saved and can be continued.
+    """
+    if out is None:
+        growth = GrowthLoop(request)
+        with watch(growth) as show:
+            for record in growth.epochs():
+                show(record)
+        return growth.finish(), {}
+    with ExitStack() as opened:
+        # What comes while it opens is heeded after the first epoch, which can be saved.
+        with stop_signals() as noted:
+            run = opened.enter_context(
+                open_growth(
+                    request,
+                    out,
+                    resume=resume,
+                    overwrite=overwrite,
+                    command=command,
+                    sinks=sinks,
+                    on_alarm=on_alarm,
+                )
+            )
+            with watch(run.growth) as show:
+                is_done = run.carry_out(show, lambda: bool(noted))
+        # All that was trained is saved: who wants to stop now does so at once.
+        if is_done:
+            return run.finish(export)
+    raise Stopped(run.folder.path, noted[0], run.growth.gardener.epoch)
 
 
 def _told_why(grown: Grown) -> Grown:
@@ -286,21 +322,22 @@ def _windows_in(train: Any, steps: int) -> int:
     return max(1, len(train) // steps)
 
 
-def _refuse_other_settings(folder: RunFolder, told: Mapping[str, Any]) -> None:
-    saved = folder.read_config()
-    if saved.get(STARTED_BY) != told[STARTED_BY]:
-        raise UsageError(
-            f"{folder.path} was not started by {told[STARTED_BY]}; continue it with: "
-            f"{resume_command(folder.path, GROWING)}"
-        )
-    for key, (before, now) in changed_settings(saved, told).items():
-        if key in CHANGEABLE_IN_PYTHON:
-            continue
-        Checkpoints(folder.path, GROWING).refuse_other_format()
-        raise UsageError(
-            f"{key} is {before!r} in {folder.path} and cannot become {now!r} when it is continued; "
-            f"start a new run for that (what can: {', '.join(CHANGEABLE_IN_PYTHON)})"
-        )
+def _written(request: GrowRequest, config: GrowthConfig) -> dict[str, Any]:
+    """Return what `config.yaml` says of a run that a program has asked for."""
+    slots, axes, depth = request.slots, request.axes, config.deepen
+    paths: Any = slots if slots == AUTO else slot_paths(slots, request.model)
+    return {
+        STARTED_BY: "esper.grow",
+        "model": request.name,
+        "slots": paths if isinstance(slots, Mapping | str) else list(paths),
+        "axes": dict(axes) if isinstance(axes, Mapping) else axes,
+        "controller": _told(request.controller) if depth is None else depth.rule,
+        "loss": _told(request.loss),
+        "optimizer": _told(request.optimizer),
+        "scheduler": _told(request.scheduler),
+        "scheduler_every": request.scheduler_every,
+        "growth": config.to_mapping(),
+    }
 
 
 def _told(value: Any) -> str | None:
@@ -359,5 +396,5 @@ def _with_samples(config: GrowthConfig, train: Batches) -> GrowthConfig:
     samples = count_samples(train)
     # How many samples so many steps have, nobody says.
     each = 0 if config.decide_every else samples
-    facts = config.gardener.told(train_samples=samples, samples_per_epoch=each)
+    facts = config.gardener.with_task_facts(train_samples=samples, samples_per_epoch=each)
     return config.replace(gardener=facts)

@@ -29,7 +29,7 @@ from esper.kasmina.slots.probe import (
     tensors_along,
 )
 from esper.leyline.config import Config
-from esper.leyline.errors import UsageError, unknown_name
+from esper.leyline.errors import UsageError
 from esper.leyline.reasons import why_not_grown
 from esper.leyline.records import (
     EpochRecord,
@@ -112,9 +112,7 @@ Format = Literal["onnx", "pt2"]
 
 
 def check_format(kind: str) -> None:
-    """Refuse a format that is not known or whose packages are missing, before any work is done."""
-    if kind not in get_args(Format):
-        raise unknown_name("export format", kind, get_args(Format))
+    """Refuse a format whose packages are missing, before any work is done."""
     if kind == "onnx":
         try:
             import onnxscript  # noqa: F401
@@ -125,17 +123,11 @@ def check_format(kind: str) -> None:
             ) from None
 
 
-def format_of(path: str | Path) -> Format:
-    """Return the format that the ending of a path names."""
-    for kind in get_args(Format):
-        if Path(path).suffix == f".{kind}":
-            found: Format = kind
-            return found
-    raise UsageError(f"the ending of {str(path)!r} names no format; use .onnx or .pt2")
-
-
-def export_garden(garden: Garden, example: Any, path: str | Path, kind: Format) -> Path:
-    """Write a garden in eval mode, with a free batch size, and return the file's path."""
+def export_garden(garden: Garden, example: Any, path: str | Path) -> Path:
+    """Write a garden in eval mode, with a free batch size, in the format that the ending names."""
+    kind = Path(path).suffix.removeprefix(".")
+    if kind not in get_args(Format):
+        raise UsageError(f"the ending of {str(path)!r} names no format; use .onnx or .pt2")
     check_format(kind)
     path = Path(path)
     axis = garden.batch_axis
@@ -358,9 +350,9 @@ class Grown:
     the network itself is, of its own best epoch or of the last."""
     config: Config
     """The settings of the run."""
-    example_input: Any = None
+    example_input: Any
     """One batch of inputs as the network takes them."""
-    modules: tuple[ModuleRecord, ...] = ()
+    modules: tuple[ModuleRecord, ...]
     """What the host is made of, in the order in which it is called."""
     folder: Path | None = None
     """The run folder, where there is one."""
@@ -403,13 +395,20 @@ class Grown:
         summary = self.summary
         return why_not_grown(self.history, summary.kept_epoch, summary.stopped, summary.chance_loss)
 
+    @property
+    def _garden(self) -> Garden:
+        return self.model
+
     def bake(self) -> nn.Module:
         """Return the network as a plain module of the host's own class, without Esper."""
         return self.model.bake()
 
     def save(self, folder: str | Path) -> Path:
-        """Write the grown network into a folder, return it; `esper.load_garden` reads it back."""
-        self.model.save(folder)
+        """Write the grown network into a folder, return it; `esper.load_garden` reads it back.
+
+        Of a deepened network, `deepen={"weights": folder}` grows it on.
+        """
+        self._garden.save(folder)
         return Path(folder)
 
     def export(self, path: str | Path) -> Path:
@@ -417,10 +416,7 @@ class Grown:
 
         It is in eval mode, and neither needs Esper nor the class of the host.
         """
-        kind = format_of(path)
-        if self.example_input is None:
-            raise UsageError("this result has no example of its inputs, which an export needs")
-        return export_garden(self.model, self.example_input, path, kind)
+        return export_garden(self._garden, self.example_input, path)
 
     def report(self, path: str | Path, *, command: str | None = None) -> Path:
         """Write one self-contained HTML page about the run and return its path."""
@@ -470,6 +466,10 @@ class Deepened(Grown):
         )
 
     @property
+    def _garden(self) -> Garden:
+        return self.garden
+
+    @property
     def awake(self) -> dict[str, int]:
         """Blocks of the network, by stack."""
         return {stack.name: stack.awake for stack in self.summary.stacks}
@@ -483,18 +483,6 @@ class Deepened(Grown):
             )
         plain: nn.Module = copy.deepcopy(self.model)
         return plain
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the network into a folder, return it; `deepen={"weights": folder}` grows it on.
-
-        `esper.load_garden(folder, model=...)` reads it back into a model with as many blocks.
-        """
-        self.garden.save(folder)
-        return Path(folder)
-
-    def export(self, path: str | Path) -> Path:
-        """Write the network, with a free batch size, as ONNX or PT2 by the ending of the path."""
-        return export_garden(self.garden, self.example_input, path, format_of(path))
 
 
 def _change(before: int, after: int) -> str:

@@ -95,7 +95,7 @@ def learned_limits(controller: Controller, garden: Garden) -> dict[str, int]:
     return found
 
 
-def find_doubt(
+def startup_warning(
     controller: Controller, garden: Garden, tracker: TrackerConfig, horizon: int
 ) -> str | None:
     """Return why hardly anything will grow, and what to do about it; None where it may well grow.

@@ -109,18 +109,19 @@ def find_criterion(model: nn.Module, loss: Loss | None, batch: Any, device: torc
         )
     if is_possible and (loss is None or loss == OWN):
         labelled = next(iter(Moved([batch], device, keeps_label=True)))[0]
-        outputs = _call(model, labelled)
+        outputs = outputs_of(model, labelled)
         if loss == OWN or own_loss_of(outputs) is not None:
             own = own_criterion(outputs, targets)
             chance = guessing_loss(own, outputs, targets)
             return Judged(own, True, not _does_without(model, inputs), chance)
-    outputs = _call(model, inputs)
+    outputs = outputs_of(model, inputs)
     chosen = "classification" if loss is None else loss
     criterion = make_criterion(chosen, outputs, targets)
     return Judged(criterion, False, False, guessing_loss(criterion, outputs, targets))
 
 
-def _call(model: nn.Module, inputs: Any) -> Any:
+def outputs_of(model: nn.Module, inputs: Any) -> Any:
+    """Return what a model that evaluates puts out; say so where it cannot take the inputs."""
     args, kwargs = call_arguments(inputs)
     problem = f"the model cannot take a validation batch {shapes_of(inputs)}"
     with explaining(problem), trying(model, inputs), torch.no_grad():
@@ -130,7 +131,7 @@ def _call(model: nn.Module, inputs: Any) -> Any:
 def _does_without(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
     """Return whether a model can do without labels: configurations then share their passes."""
     try:
-        predictions(_call(model, inputs))
+        predictions(outputs_of(model, inputs))
     except UsageError:
         return False
     return True

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,44 +23,37 @@ from esper.growth.recorder import (
     record_changes,
     record_end,
     record_history,
-    record_interruption,
     record_start,
     run_row,
 )
-from esper.growth.run import GrowthRun
+from esper.growth.request import STARTED_BY, GrowRequest
+from esper.growth.run import GrowthLoop
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.leyline.errors import UsageError
 from esper.leyline.records import EpochRecord, epoch_line, told_kept
 from esper.nissa.database import STORE_FILE
-from esper.nissa.folder import GROWING, Checkpoints, RunFolder, Which, Write
-from esper.nissa.recorded import RecordedRun, World
+from esper.nissa.folder import GROWING, Checkpoints, RunFolder, Which, Write, resume_command
+from esper.nissa.recorded import RecordedRun, RunInputs
 from esper.nissa.report import report_run
 from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
-from esper.utils.files import WriterLock
 from esper.utils.manifest import restoring
-from esper.utils.settings import SettingChanges, changed_settings
-
-STARTED_BY = "started_by"
-"""Key in the settings of a run that only a program can continue, with the function it called."""
+from esper.utils.settings import SettingChanges
 
 SAVE_EVERY_S = 2.0
 """Least time from one checkpoint to the next."""
 
-Shapes = dict[str, list[int]]
 
-
-class GrowingRun(RecordedRun[EpochRecord]):
-    """A growing run that is open for writing; made by `start_growing` and `resume_growing`.
+class RecordedGrowth(RecordedRun[EpochRecord]):
+    """A growing run that is open for writing; made by `open_growth`.
 
     Args:
         folder: where it lies.
         growth: what is grown, in the state to go on from.
         store: where it is written down.
         command: the command that started it.
-        world: what it stands on beside its settings.
+        inputs: what it stands on beside its settings.
         settings: what `config.yaml` says.
-        shapes: of the host's weights before it grew.
         is_saved: whether the newest checkpoint holds the state to go on from.
     """
 
@@ -68,27 +62,26 @@ class GrowingRun(RecordedRun[EpochRecord]):
     def __init__(
         self,
         folder: RunFolder,
-        growth: GrowthRun,
+        growth: GrowthLoop,
         store: RunStore,
         command: str,
-        world: World,
+        inputs: RunInputs,
         settings: Mapping[str, Any],
-        shapes: Shapes,
         *,
         is_saved: bool = False,
     ) -> None:
         """Bring the parts together; nothing is written yet."""
         super().__init__(
-            folder, store, command, world, save_every_s=SAVE_EVERY_S, is_saved=is_saved
+            folder, store, command, inputs, save_every_s=SAVE_EVERY_S, is_saved=is_saved
         )
         self.growth = growth
         self._recorder = EpochRecorder(store, growth)
         self.settings = settings
         # Whatever an epoch takes, the first is saved.
         self._saved_at = -math.inf
-        self._shapes = shapes
-        self._saved_best = 0
-        """The epoch whose network `checkpoints/best` has, as far as this process has saved it."""
+        if growth.best.epoch:
+            # The folder may have that of a later checkpoint than the one it goes on from.
+            self._best = self._write_best()
 
     def steps(self) -> Iterator[EpochRecord]:
         """Train, measure and decide, one epoch after another."""
@@ -105,37 +98,41 @@ class GrowingRun(RecordedRun[EpochRecord]):
 
     def record(self, step: EpochRecord) -> None:
         """Write an epoch into the store and the log."""
-        self._recorder.record_newest()
+        self._recorder.record(step)
         anew = ""
         if step.statistics_samples:
             anew = f"  BatchNorm statistics from {step.statistics_samples} samples"
         self.folder.log(f"epoch {step.epoch} {epoch_line(step)}{anew}")
 
+    def best(self, step: EpochRecord) -> Write | None:
+        """Return what writes the network of this epoch, where it is the best validated so far."""
+        return self._write_best() if self.growth.best.epoch == step.epoch else None
+
+    def _write_best(self) -> Write:
+        garden, best = self.growth.garden, self.growth.best
+
+        def write(folder: Path) -> None:
+            garden.save(folder, state=best.weights, epoch=best.epoch)
+
+        return write
+
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
-        """Return the state and what its manifest says; the best network is saved first."""
+        """Return the state and what its manifest says."""
         growth = self.growth
-        best = growth.best
-        if best.epoch != self._saved_best:
-            growth.garden.save(self.checkpoints.best, state=best.weights, epoch=best.epoch)
-            self._saved_best = best.epoch
-        state = {
-            **growth.state_dict(),
-            "settings": dict(self.settings),
-            "shapes": self._shapes,
-        }
+        state = {**growth.state_dict(), "settings": dict(self.settings)}
         meta = {
             "task": growth.name,
             "controller": growth.controller_name,
             "seed": growth.config.seed,
             "epoch": growth.gardener.epoch,
             "epochs": growth.config.epochs,
-            "best_score": best.score,
+            "best_score": growth.best.score,
         }
         return state, meta, {}
 
     def record_stop(self) -> str:
         """Write down that the run stops before its end; return where it stopped, in words."""
-        record_interruption(self.store, self.growth)
+        self.store.finish("interrupted", seconds=self.growth.seconds)
         return f"after epoch {self.growth.gardener.epoch}"
 
     def finish(self, export: Format | None = None) -> tuple[Grown, dict[str, Any]]:
@@ -163,118 +160,75 @@ class GrowingRun(RecordedRun[EpochRecord]):
         return grown, summary
 
 
-def start_growing(
+def open_growth(
+    request: GrowRequest,
     path: str | Path,
-    growth: GrowthRun,
-    settings: Mapping[str, Any],
-    world: World,
     *,
+    resume: Which | None = None,
     overwrite: bool = False,
     command: str = "",
     sinks: Iterable[str | Sink] = DEFAULT_SINKS,
     on_alarm: OnAlarm | None = None,
-) -> GrowingRun:
-    """Create a run folder and open it; nothing is trained yet.
+) -> RecordedGrowth:
+    """Open a run folder to grow a network in it; nothing is trained yet.
 
     Args:
+        request: what is grown; to continue, as it was when the run was started, or with changes of
+            what `CHANGEABLE` names.
         path: the run folder.
-        growth: what is grown.
-        settings: what `config.yaml` says.
-        world: what the run stands on beside its settings.
-        overwrite: replace a run that is there.
-        command: the command that started it.
-        sinks: where records are shown beside the store.
-        on_alarm: called with every alarm.
-    """
-    check_sinks(sinks)
-    folder = RunFolder(path)
-    with folder.claim_new(settings, overwrite=overwrite) as lock:
-        folder.log(f"started: {command}" if command else "started")
-        row = run_row(growth, folder.path, settings, command)
-        store = open_store(folder.path, row, sinks=sinks, on_alarm=on_alarm, lock=lock)
-        record_start(store, growth)
-        return GrowingRun(folder, growth, store, command, world, settings, shapes_of(growth))
-
-
-def resume_growing(
-    path: str | Path,
-    growth: GrowthRun,
-    settings: Mapping[str, Any],
-    world: World,
-    *,
-    checkpoint: Which = "latest",
-    command: str = "",
-    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
-    on_alarm: OnAlarm | None = None,
-) -> GrowingRun:
-    """Open a run to go on exactly from its last checkpoint, or from its beginning without one.
-
-    Args:
-        path: the run folder.
-        growth: the run, made as it was when it was started.
-        settings: what `config.yaml` is to say; the caller has refused what cannot change.
-        world: what the run stands on beside its settings.
-        checkpoint: which checkpoint to go on from.
+        resume: the checkpoint to go on from, exactly, or from the beginning where there is none; a
+            new run by default.
+        overwrite: replace a run that is there by the new one.
         command: the command that started it, where no checkpoint says so.
         sinks: where records are shown beside the store.
         on_alarm: called with every alarm.
 
     Raises:
-        UsageError: The run was started with another model, or on other data.
+        UsageError: The folder is in use or of another kind; the run has another model, other data
+            or another controller than it had; a setting cannot change.
         CheckpointError: The checkpoint is damaged or foreign, or another process writes the run.
     """
     check_sinks(sinks)
     folder = RunFolder(path)
-    with folder.claim_run() as lock:
-        state = Checkpoints(folder.path, GROWING).load(checkpoint)
-        changes = SettingChanges()
-        if state is not None:
-            with restoring(Checkpoints(folder.path, GROWING).folder / checkpoint):
-                changes = SettingChanges(changed_settings(dict(state["settings"]), settings))
-        opening = Opening(lock, checkpoint, command, sinks, on_alarm)
-        run = reopen(folder, growth, settings, world, state, opening, set(changes.settings))
-        take_changes(run, changes)
-        if settings != folder.read_config():
-            folder.write_config(settings)
-        return run
+    store_of = partial(open_store, folder.path, sinks=sinks, on_alarm=on_alarm)
+    if resume is not None:
+        with folder.claim_run() as lock:
+            return _open_again(request, folder, partial(store_of, lock=lock), resume, command)
+    # A wrong request must not replace a run that is there.
+    growth = GrowthLoop(request)
+    inputs = request.inputs(growth.example_input)
+    with folder.claim_new(request.settings, overwrite=overwrite) as lock:
+        folder.log(f"started: {command}" if command else "started")
+        row = run_row(growth, folder.path, request.settings, command)
+        store = store_of(row, lock=lock)
+        record_start(store, growth)
+        return RecordedGrowth(folder, growth, store, command, inputs, request.settings)
 
 
-def take_changes(run: GrowingRun, changes: SettingChanges) -> None:
-    """Write down what is different from here on; whoever continues after this has it."""
-    if changes:
-        record_changes(run.store, run.growth, changes)
-        run.folder.log(f"changed: {changes.describe()}")
-        run.save()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Opening:
-    """How a run is opened again."""
-
-    lock: WriterLock
-    checkpoint: Which
-    command: str
-    sinks: Iterable[str | Sink]
-    on_alarm: OnAlarm | None
-
-
-def reopen(
+def _open_again(
+    request: GrowRequest,
     folder: RunFolder,
-    growth: GrowthRun,
-    settings: Mapping[str, Any],
-    world: World,
-    state: dict[str, Any] | None,
-    opening: Opening,
-    changed: Collection[str],
-) -> GrowingRun:
+    store_of: Callable[..., RunStore],
+    which: Which,
+    command: str,
+) -> RecordedGrowth:
     """Put a run into the state of a checkpoint and open its store."""
-    shapes, command, versions = shapes_of(growth), opening.command, {}
-    mark = None
+    _refuse_other_program(folder, request.settings)
+    checkpoints = Checkpoints(folder.path, GROWING)
+    state = checkpoints.load(which)
+    place = checkpoints.folder / which
+    changes, versions, mark = SettingChanges(), {}, None
     if state is not None:
-        with restoring(Checkpoints(folder.path, GROWING).folder / opening.checkpoint):
-            _refuse_other_model(folder.path, shapes, state["shapes"])
-            versions = world.differences(folder.path, state["world"], changed)
-            if state["gardener"]["controller"] is None:
+        with restoring(place):
+            # What the checkpoint was saved under, not what the folder says: the file may be edited.
+            changes = request.changes_since(dict(state["settings"]))
+    growth = GrowthLoop(request)
+    inputs = request.inputs(growth.example_input)
+    if state is not None:
+        with restoring(place):
+            renewed = {*changes.settings, *request.renewed}
+            versions = inputs.differences(folder.path, state["world"], renewed)
+            if "controller" in renewed:
                 # Another controller knows nothing of what this one has seen.
                 state["gardener"]["controller"] = growth.gardener.controller.state_dict()
             growth.load_state_dict(state)
@@ -283,28 +237,23 @@ def reopen(
             # Without a mark, or without the store it speaks of, everything is written down anew.
             if (folder.path / STORE_FILE).exists():
                 mark = state["telemetry"]
-    store = open_store(
-        folder.path,
-        run_row(growth, folder.path, settings, command),
-        resume=True if mark is None else mark,
-        sinks=opening.sinks,
-        on_alarm=opening.on_alarm,
-        lock=opening.lock,
-    )
+    row = run_row(growth, folder.path, request.settings, command)
+    store = store_of(row, resume=True if mark is None else mark)
     if mark is None:
         record_start(store, growth)
         record_history(store, growth)
-    run = GrowingRun(
-        folder,
-        growth,
-        store,
-        command,
-        world,
-        settings,
-        shapes,
-        is_saved=state is not None and opening.checkpoint == "latest",
+    is_saved = state is not None and which == "latest"
+    run = RecordedGrowth(
+        folder, growth, store, command, inputs, request.settings, is_saved=is_saved
     )
     run.tell_versions(versions)
+    if changes:
+        record_changes(store, growth, changes)
+        folder.log(f"changed: {changes.describe()}")
+        # A change is made once: whoever continues after this has it.
+        run.save()
+    if request.settings != folder.read_config():
+        folder.write_config(request.settings)
     return run
 
 
@@ -322,23 +271,16 @@ def describe_contributions(result: Contributions) -> dict[str, Any]:
     return {"all_off": dataclasses.asdict(result.all_off), **told}
 
 
-def shapes_of(growth: GrowthRun) -> Shapes:
-    """Return the shape of every weight of a host that has not grown yet."""
-    weights = growth.garden.model.state_dict()
-    return {name: list(value.shape) for name, value in weights.items() if hasattr(value, "shape")}
+def _refuse_other_program(folder: RunFolder, settings: Mapping[str, Any]) -> None:
+    function = settings.get(STARTED_BY)
+    if folder.read_config().get(STARTED_BY) != function:
+        raise UsageError(
+            f"{folder.path} was not started by {function}; continue it with: "
+            f"{resume_command(folder.path, GROWING)}"
+        )
 
 
-def _refuse_other_model(path: Path, own: Shapes, saved: Shapes) -> None:
-    for name in {**saved, **own}:
-        if own.get(name) != saved.get(name):
-            there, here = (shapes.get(name, "missing") for shapes in (saved, own))
-            raise UsageError(
-                f"{path} was started with another model: its {name} is {there} there and {here} "
-                "here; continue it with the model it was started with"
-            )
-
-
-def _refuse_fewer_epochs(path: Path, growth: GrowthRun) -> None:
+def _refuse_fewer_epochs(path: Path, growth: GrowthLoop) -> None:
     done, asked = growth.gardener.epoch, growth.config.epochs
     if asked < done:
         raise UsageError(

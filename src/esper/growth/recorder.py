@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from esper.growth.grown import Grown
-from esper.growth.run import GrowthRun
+from esper.growth.run import GrowthLoop
 from esper.kasmina.contribution import Contributions, Estimate
+from esper.leyline.controller import Controller
 from esper.leyline.records import (
     EpochRecord,
     SeedLives,
@@ -44,7 +45,7 @@ _MEASURED = (SeedStage.BLENDING.name, SeedStage.HOLDING.name)
 _WITH_MODULE = tuple(stage.name for stage in MODULE_STAGES)
 
 
-def run_row(run: GrowthRun, folder: Path, config: Mapping[str, Any], command: str) -> RunRow:
+def run_row(run: GrowthLoop, folder: Path, config: Mapping[str, Any], command: str) -> RunRow:
     """Return what the store says of a run that begins."""
     return RunRow(
         kind="grow",
@@ -64,7 +65,7 @@ def run_row(run: GrowthRun, folder: Path, config: Mapping[str, Any], command: st
     )
 
 
-def record_start(store: RunStore, run: GrowthRun) -> None:
+def record_start(store: RunStore, run: GrowthLoop) -> None:
     """Write down the host, which a report draws."""
     store.event(
         EventKind.TRAINING_STARTED,
@@ -73,7 +74,7 @@ def record_start(store: RunStore, run: GrowthRun) -> None:
     )
 
 
-def record_changes(store: RunStore, run: GrowthRun, changes: SettingChanges) -> None:
+def record_changes(store: RunStore, run: GrowthLoop, changes: SettingChanges) -> None:
     """Write down what is different about a run from here on."""
     store.event(
         EventKind.SETTINGS_CHANGED,
@@ -84,7 +85,7 @@ def record_changes(store: RunStore, run: GrowthRun, changes: SettingChanges) -> 
     )
 
 
-def record_history(store: RunStore, run: GrowthRun) -> None:
+def record_history(store: RunStore, run: GrowthLoop) -> None:
     """Write every epoch so far into a store that knows none of them."""
     rows = _epoch_rows(run, ())
     for record in run.history:
@@ -94,52 +95,46 @@ def record_history(store: RunStore, run: GrowthRun) -> None:
 class EpochRecorder:
     """Writes one epoch of a run after another; those it has done before are written already."""
 
-    def __init__(self, store: RunStore, run: GrowthRun) -> None:
+    def __init__(self, store: RunStore, run: GrowthLoop) -> None:
         """Go on after the run's history."""
         self._store = store
         self._run = run
         self._rows = _epoch_rows(run, run.history)
 
-    def record_newest(self) -> None:
+    def record(self, epoch: EpochRecord) -> None:
         """Write the epoch that was just finished, all of it in one transaction."""
         run = self._run
         self._store.write(
-            *_explanation_rows(run),
+            *_explanation_rows(epoch, run.gardener.controller),
             *self._rows.of(
-                run.history[-1],
+                epoch,
                 memory_bytes=resident_bytes(),
                 gpu_memory_share=gpu_memory_share(run.device),
             ),
         )
 
 
-def _explanation_rows(run: GrowthRun) -> Iterator[Row]:
+def _explanation_rows(epoch: EpochRecord, controller: Controller) -> Iterator[Row]:
     """Return why a learned controller decided as it did; it can be asked only now."""
-    controller, newest = run.gardener.controller, run.history[-1]
-    if newest.decision is not None and isinstance(controller, LearnedController):
+    if epoch.decision is not None and isinstance(controller, LearnedController):
         yield EventRow(
-            step=newest.epoch,
+            step=epoch.epoch,
             # A history that is written at once, after a store was lost, has none.
             volatile=True,
             kind=EventKind.DECISION_EXPLAINED,
             severity="debug",
-            message=f"why {newest.decision.op} was chosen",
+            message=f"why {epoch.decision.op} was chosen",
             data=controller.explain().to_mapping(),
         )
 
 
-def _epoch_rows(run: GrowthRun, history: Iterable[EpochRecord]) -> EpochRows:
+def _epoch_rows(run: GrowthLoop, history: Iterable[EpochRecord]) -> EpochRows:
     return EpochRows(
         history,
         host_parameters=run.parameters_before,
         host_flops=run.flops_before,
         ablate_every=run.config.gardener.ablate_every,
     )
-
-
-def record_interruption(store: RunStore, run: GrowthRun) -> None:
-    """Write down that the run stops before its end, to be continued."""
-    store.finish("interrupted", seconds=run.seconds)
 
 
 def record_end(store: RunStore, grown: Grown) -> None:

@@ -1,4 +1,4 @@
-"""GrowthRun: the whole growing of one network, epoch by epoch, with or without its twin.
+"""GrowthLoop: the whole growing of one network, epoch by epoch, with or without its twin.
 
 The twin is the same network with the same initial weights and the same batches that only waits.
 Until the controller first acts, the network is its own twin; then the twin is forked off and both
@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from esper.growth.batches import (
-    Batches,
     MakeOptimizer,
     Moved,
-    OptimizerFactory,
     Windows,
     check_batches,
     count_steps,
@@ -34,17 +30,15 @@ from esper.growth.batches import (
     scheduler_maker,
     warn_of_moving_statistics,
 )
-from esper.growth.criterion import Loss
 from esper.growth.depth.blocks import wake_copies
 from esper.growth.depth.gardener import DepthGardener
-from esper.growth.depth.rules import DeepenConfig
-from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
-from esper.growth.grown import Deepened, Grown, Keep, Kept, Measured, describe_host
+from esper.growth.gardener import Gardener
+from esper.growth.grown import Deepened, Grown, Kept, Measured, describe_host
 from esper.growth.own_loss import find_criterion
+from esper.growth.request import AUTO, GrowRequest, GrowthConfig
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden
-from esper.kasmina.operations import GardenConfig
 from esper.kasmina.optimizer import slot_groups
 from esper.kasmina.recalibration import (
     SpreadSample,
@@ -54,96 +48,29 @@ from esper.kasmina.recalibration import (
     recalibrate,
 )
 from esper.kasmina.signals import RateTable
-from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames, place_nothing
+from esper.kasmina.slots.placement import Placed, SlotNames, place_nothing
 from esper.kasmina.slots.suggestion import suggest_slots
 from esper.kasmina.training import (
-    SchedulerEvery,
-    SchedulerFactory,
     Trainee,
-    TrainingConfig,
     build_optimizer,
     epoch_rates,
     rate_factor,
 )
 from esper.kasmina.wrapping import refuse_scripted, refuse_sharded
-from esper.leyline.config import Config, option
-from esper.leyline.controller import Controller
-from esper.leyline.errors import OwnCodeError, UsageError, explaining, unknown_name, warn
+from esper.leyline.errors import OwnCodeError, UsageError, explaining, warn
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end, stacks_at_end
 from esper.utils.process import choose_device
 from esper.utils.randomness import drawing
 
-AUTO = "auto"
-"""As `slots`: those that `suggest_slots` finds."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class GrowthConfig(Config):
-    """How one network is grown."""
-
-    epochs: int = option(60, "Epochs of the whole run.", minimum=1)
-    seed: int = option(0, "Seed of the whole run.", minimum=0)
-    decide_every: int = option(
-        0, "Training steps that count as an epoch; 0: one pass over the training set.", minimum=0
-    )
-    twin: bool = option(False, "Also train the network that only waits, for comparison.")
-    keep: Keep = option(
-        "best", "Which network is returned, of the twin alike: the best validated, or the last."
-    )
-    patience: int = option(
-        0, "Stop after this many epochs without a better validation score; 0: never.", minimum=0
-    )
-    training: TrainingConfig = option(TrainingConfig, "How the network is trained.")
-    garden: GardenConfig = option(GardenConfig, "The life of seeds and the limits of growth.")
-    gardener: GardenerConfig = option(GardenerConfig, "How the network is measured.")
-    deepen: DeepenConfig | None = option(
-        None, "Let blocks sleep and wake instead of growing seeds; empty is not at all."
-    )
-
-
-class GrowthRun:
+class GrowthLoop:
     """Everything about growing one network; iterate `epochs()` to carry it out."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        slots: SlotNames = AUTO,
-        train: Batches,
-        val: Batches,
-        loss: Loss | None = None,
-        optimizer: Optimizer | OptimizerFactory | None = None,
-        config: GrowthConfig,
-        axes: DeclaredAxes | None = None,
-        controller: str | Controller = DEFAULT_CONTROLLER,
-        test: Batches | None = None,
-        scheduler: LRScheduler | SchedulerFactory | None = None,
-        scheduler_every: SchedulerEvery = "epoch",
-        name: str = "model",
-        device: torch.device | str | None = None,
-    ) -> None:
-        """Wrap the model; nothing is trained yet.
-
-        With `slots="auto"` they are those that `suggest_slots` finds; with `config.deepen` there
-        are none. Without an optimizer it is the one of `config.training`, and its learning rates
-        are those of `config.training` too, unless a scheduler sets them.
-        """
-        if not isinstance(model, nn.Module):
-            raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
-        if scheduler_every not in get_args(SchedulerEvery):
-            raise unknown_name("scheduler_every", scheduler_every, get_args(SchedulerEvery))
-        if scheduler is None and scheduler_every != "epoch":
-            raise UsageError(
-                f"scheduler_every={scheduler_every!r} is about a scheduler; give one too"
-            )
-        self.name = name
-        self.controller_name = (
-            controller if isinstance(controller, str) else type(controller).__name__
-        )
-        if config.deepen is not None:
-            refuse_seeds(slots, axes, controller, config)
-            self.controller_name = config.deepen.rule
-        self.device = _device_of(model) if device is None else choose_device(device)
+    def __init__(self, request: GrowRequest) -> None:
+        """Wrap the model; nothing is trained yet."""
+        config, model, train, axes = request.config, request.model, request.train, request.axes
+        self.name, self.controller_name = request.name, request.controller_name
+        self.device = _device_of(model) if request.device is None else choose_device(request.device)
         refuse_meta(model)
         refuse_sharded(model)
         refuse_scripted(model)
@@ -151,19 +78,19 @@ class GrowthRun:
         self._calibration_batches = getattr(train, "calibration_batches", None)
         if config.decide_every:
             train = Windows(train, config.decide_every)
-        for which, batches in (("train", train), ("val", val), ("test", test)):
+        for which, batches in (("train", train), ("val", request.val), ("test", request.test)):
             if batches is not None or which != "test":
                 check_batches(which, batches)
-        batch = first_batch(val)
-        judged = find_criterion(model, loss, batch, self.device)
-        config = config.replace(gardener=config.gardener.told(**judged.facts))
+        batch = first_batch(request.val)
+        judged = find_criterion(model, request.loss, batch, self.device)
+        config = config.replace(gardener=config.gardener.with_task_facts(**judged.facts))
         self.config = config
         criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
         self.example_input, _ = next(iter(Moved([batch], self.device, keeps_label=keeps_label)))
-        places: SlotNames | Placed = slots
+        places: SlotNames | Placed = request.slots
         if config.deepen is not None:
             places = place_nothing(model, self.example_input)
-        elif slots == AUTO:
+        elif request.slots == AUTO:
             found = suggest_slots(model, self.example_input, axes=axes)
             places, axes = list(found), found.axes
         garden = Garden(
@@ -176,9 +103,11 @@ class GrowthRun:
         warn_of_moving_statistics(model)
         self._train = train
         self._keeps_label = judged.trains_with_labels
-        self._val = judged.evaluator(val, self.device)
-        self._test = None if test is None else judged.evaluator(test, self.device, name="test")
-        self._sets_rates = optimizer is None and scheduler is None
+        self._val = judged.evaluator(request.val, self.device)
+        self._test = None
+        if request.test is not None:
+            self._test = judged.evaluator(request.test, self.device, name="test")
+        self._sets_rates = request.optimizer is None and request.scheduler is None
         self.depth: DepthGardener | None = None
         """The gardener itself, where the network is deepened."""
         if config.deepen is not None:
@@ -193,7 +122,7 @@ class GrowthRun:
             )
         self.gardener = self.depth or Gardener(
             garden,
-            controller,
+            request.controller,
             config.epochs,
             seed=config.seed,
             config=config.gardener,
@@ -203,8 +132,8 @@ class GrowthRun:
         self.gardener.warns_at_end = False
         self.modules = () if self.depth else describe_host(garden, self.example_input)
         self._optimizer_of: MakeOptimizer = self._plain_optimizer
-        if optimizer is not None:
-            self._optimizer_of = optimizer_maker(optimizer, model)
+        if request.optimizer is not None:
+            self._optimizer_of = optimizer_maker(request.optimizer, model)
         self.gardener.optimizer(lambda _: self._optimizer_of(garden))
         assert self.gardener.carried is not None
         self.parameters_before, self.flops_before = self.gardener.sizes()
@@ -214,10 +143,10 @@ class GrowthRun:
             criterion.per_sample,
             max_grad_norm=config.training.max_grad_norm,
             of_batch=criterion.of_batch,
-            scheduler=scheduler_maker(scheduler, optimizer),
-            scheduler_every=scheduler_every,
+            scheduler=scheduler_maker(request.scheduler, request.optimizer),
+            scheduler_every=request.scheduler_every,
         )
-        refuse_short_schedule(self.trainee.scheduler, scheduler_every, config.epochs, train)
+        refuse_short_schedule(self.trainee.scheduler, request.scheduler_every, config.epochs, train)
         self.twin: Trainee | None = None
         self._kept = Kept(config.keep)
         if self.depth is not None and config.twin:
@@ -495,36 +424,6 @@ class GrowthRun:
         self.twin = self.trainee.fork(self._optimizer_of)
         wake_copies(self.twin.garden)
         self._kept.fork()
-
-
-def refuse_seeds(
-    slots: SlotNames,
-    axes: DeclaredAxes | None,
-    controller: str | Controller,
-    config: GrowthConfig,
-) -> None:
-    """Refuse what is about seeds in a run that lets blocks wake instead."""
-    garden, deepen = config.garden, config.deepen
-    assert deepen is not None
-    seeds = {
-        "slots": slots != AUTO,
-        "axes": axes is not None,
-        "controller": controller not in (DEFAULT_CONTROLLER, "wait"),
-        "max_growth": bool(garden.max_growth),
-        "max_added_flops": bool(garden.max_added_flops),
-        "max_seeds": bool(garden.lifecycle.rules.max_seeds),
-    }
-    if given := [name for name, is_given in seeds.items() if is_given]:
-        hint = "deepen={'controller': ...}" if given == ["controller"] else "leave it out"
-        raise UsageError(
-            f"{given[0]} is about seeds, and with deepen none grow ({hint}); grow seeds in the "
-            "deepened network afterwards: esper.grow(grown.model, slots=...)"
-        )
-    if config.twin and deepen.weights is not None:
-        raise UsageError(
-            "the twin of a deepened network is the static one with its first weights, which "
-            "deepen's weights are not; leave out twin"
-        )
 
 
 def _rates_to_come(config: GrowthConfig) -> RateTable:

@@ -38,7 +38,7 @@ COMPARED_VERSIONS = ("esper", "python", "torch", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
-class World(Plain):
+class RunInputs(Plain):
     """What was found when a run was started or continued."""
 
     contents: Mapping[str, str]
@@ -47,8 +47,8 @@ class World(Plain):
     """Of the software."""
 
     @classmethod
-    def now(cls, contents: Mapping[str, str | None]) -> World:
-        """Return the world with these contents, where there are any, and the software that runs."""
+    def now(cls, contents: Mapping[str, str | None]) -> RunInputs:
+        """Return these contents, where there are any, with the software that runs."""
         found = software_versions()
         return cls(
             {name: value for name, value in contents.items() if value is not None},
@@ -107,6 +107,21 @@ its group, batch systems one to every process.
 """
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal asked a run to stop; it is saved and can be continued.
+
+    Args:
+        run: its folder.
+        signal: which signal came first.
+        epoch: after which epoch of it.
+    """
+
+    def __init__(self, run: Path, signal: int, epoch: int) -> None:
+        """Say how a program continues the run."""
+        super().__init__(f"{run} is saved; continue it with resume=True")
+        self.signal, self.epoch = signal, epoch
+
+
 class RecordedRun(ABC, Generic[Step]):
     """A run that is open for writing in its folder; use it as a context manager.
 
@@ -114,7 +129,7 @@ class RecordedRun(ABC, Generic[Step]):
         folder: where it lies.
         store: where it is written down.
         command: the command that started it.
-        world: what it stands on beside its settings.
+        inputs: what it stands on beside its settings.
         save_every_s: most time from one checkpoint to the next.
         is_saved: whether the newest checkpoint holds the state to go on from.
     """
@@ -126,17 +141,19 @@ class RecordedRun(ABC, Generic[Step]):
         folder: RunFolder,
         store: RunStore,
         command: str,
-        world: World,
+        inputs: RunInputs,
         *,
         save_every_s: float,
         is_saved: bool,
     ) -> None:
         """Bring the parts together; nothing is written yet."""
-        self.folder, self.store, self.command, self.world = folder, store, command, world
+        self.folder, self.store, self.command, self.inputs = folder, store, command, inputs
         self.checkpoints = Checkpoints(folder.path, self.kind)
         self._save_every_s = save_every_s
         self._saved_at = time.monotonic()
         self._is_saved = is_saved
+        self._best: Write | None = None
+        """What writes `checkpoints/best`, where the run has made something better than is there."""
 
     @abstractmethod
     def steps(self) -> Iterator[Step]:
@@ -154,6 +171,10 @@ class RecordedRun(ABC, Generic[Step]):
     def is_due(self, step: Step) -> bool:
         """Return whether a checkpoint is to be saved after a step."""
         return time.monotonic() - self._saved_at >= self._save_every_s
+
+    @abstractmethod
+    def best(self, step: Step) -> Write | None:
+        """Return what writes the best that the run has made, where this step has made it."""
 
     @abstractmethod
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
@@ -177,6 +198,7 @@ class RecordedRun(ABC, Generic[Step]):
         for step in self.steps():
             self._is_saved = False
             self.record(step)
+            self._best = self.best(step) or self._best
             if self.is_due(step):
                 self.save()
             if show is not None:
@@ -195,11 +217,14 @@ class RecordedRun(ABC, Generic[Step]):
         return False
 
     def save(self) -> None:
-        """Save a checkpoint of the state as it is now."""
+        """Save a checkpoint of the state as it is now, and before it the best so far."""
         # The mark is in the store before the checkpoint that speaks of it exists.
         mark = self.store.watermark()
+        if self._best is not None:
+            self._best(self.checkpoints.best)
+            self._best = None
         state, meta, parts = self.snapshot()
-        about = {"telemetry": mark, "command": self.command, "world": self.world.to_mapping()}
+        about = {"telemetry": mark, "command": self.command, "world": self.inputs.to_mapping()}
         self.checkpoints.save({**state, **about}, meta, parts)
         self._saved_at = time.monotonic()
         self._is_saved = True

@@ -11,13 +11,14 @@ import torch
 import yaml
 from torch import nn
 
+from esper.growth.run import GrowthLoop
 from esper.lab.tasks.request import (
-    GrowRequest,
+    GrowSettings,
     build_model,
     growth_of,
     model_name,
     model_slots,
-    read_request,
+    read_settings,
 )
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.nissa.folder import RunFolder
@@ -141,66 +142,66 @@ def test_settings_start_from_those_of_the_task() -> None:
 )
 def test_what_is_grown_must_be_said_once(settings: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        GrowRequest(**settings)
+        GrowSettings(**settings)
 
 
 def test_a_request_survives_yaml() -> None:
-    request = GrowRequest(
+    settings = GrowSettings(
         task="digits",
         slots=("r0c0", "r0c2"),
         controller="schedule:plan.yaml",
         growth=growth_of("digits").replace(epochs=7, seed=3),
     )
-    text = yaml.safe_dump(request.to_mapping(), sort_keys=False)
-    again = GrowRequest.from_mapping(yaml.safe_load(text))
-    assert again == request
+    text = yaml.safe_dump(settings.to_mapping(), sort_keys=False)
+    again = GrowSettings.from_mapping(yaml.safe_load(text))
+    assert again == settings
     assert "device: cpu" in text
-    with pytest.raises(ConfigError, match="GrowRequest has no key 'controler', did you mean"):
-        GrowRequest.from_mapping({**request.to_mapping(), "controler": "wait"})
+    with pytest.raises(ConfigError, match="GrowSettings has no key 'controler', did you mean"):
+        GrowSettings.from_mapping({**settings.to_mapping(), "controler": "wait"})
 
 
 def test_a_task_is_built_with_the_slots_that_were_chosen() -> None:
-    request = GrowRequest(
+    settings = GrowSettings(
         task="digits",
         slots=("r0c2", "blocks.0"),
         controller="wait",
         growth=growth_of("digits"),
     )
-    run = request.build(request.load())
+    run = GrowthLoop(settings.request())
     assert run.garden.slot_paths == {"r0c2": "blocks.2", "blocks.0": "blocks.0"}
     assert run.name == "digits"
     with pytest.raises(UsageError, match=r"no slot 'r0c9'.*slots: r0c0, r0c1, r0c2"):
-        request.replace(slots=("r0c9",)).build(request.load())
+        settings.replace(slots=("r0c9",)).request()
 
 
 def test_a_model_is_built_with_its_data(module: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    request = GrowRequest(
+    settings = GrowSettings(
         model=f"{module}:make",
         data=str(tmp_path / "data.npz"),
         slots=("0",),
         controller="wait",
         growth=growth_of(None).replace(epochs=1),
     )
-    run = request.build(request.load())
+    run = GrowthLoop(settings.request())
     (record,) = run.epochs()
     assert record.val_score > 0
     assert run.name == f"{module}:make"
 
 
 def test_the_request_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
-    request = GrowRequest(task="digits", growth=growth_of("digits"))
+    settings = GrowSettings(task="digits", growth=growth_of("digits"))
     folder = RunFolder(tmp_path / "run")
-    with folder.claim_new(request.to_mapping(), overwrite=False) as lock:
+    with folder.claim_new(settings.to_mapping(), overwrite=False) as lock:
         lock.release()
-    assert read_request(folder) == request
+    assert read_settings(folder) == settings
     folder.write_config({"ppo": {}, "rounds": 3})
     with pytest.raises(UsageError, match="is a training run; continue it with: esper train"):
-        read_request(folder)
+        read_settings(folder)
     folder.write_config({"command": "prove", "seeds": 3})
-    for read in (read_request, read_run_config):
+    for read in (read_settings, read_run_config):
         with pytest.raises(
             UsageError, match="`esper prove`; continue it with: esper prove --resume"
         ):
@@ -210,23 +211,23 @@ def test_the_request_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
 def test_a_run_folder_of_the_old_format_is_refused_in_one_line(tmp_path: Path) -> None:
     """It had the optimizer's settings elsewhere, and its checkpoint was one folder."""
     folder = RunFolder(tmp_path / "run")
-    settings = GrowRequest(task="digits", growth=growth_of("digits")).to_mapping()
+    settings = GrowSettings(task="digits", growth=growth_of("digits")).to_mapping()
     settings["training"] = settings["growth"].pop("training")
     settings["growth"]["max_grad_norm"] = settings["training"].pop("max_grad_norm")
     with folder.claim_new(settings, overwrite=False) as lock:
         lock.release()
-    with pytest.raises(CheckpointError, match=r"config\.yaml: GrowRequest has no key 'training'"):
-        read_request(folder)
+    with pytest.raises(CheckpointError, match=r"config\.yaml: GrowSettings has no key 'training'"):
+        read_settings(folder)
     latest = folder.path / "checkpoints" / "latest"
     latest.mkdir(parents=True)
     manifest = {"format": "esper-state", "layout": 1, "kind": "growing run", "esper": "0.1.0"}
     (latest / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=r"saved by an older Esper .*use it with that one"):
-        read_request(folder)
+        read_settings(folder)
 
 
 def test_a_device_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = GrowRequest(task="digits", device="cuda", growth=growth_of("digits"))
+    settings = GrowSettings(task="digits", device="cuda", growth=growth_of("digits"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="no CUDA device"):
-        request.build(request.load())
+        settings.request()

@@ -7,14 +7,15 @@ import torch
 
 from esper.growth.criterion import Loss
 from esper.growth.gardener import GardenerConfig
-from esper.growth.run import GrowthConfig, GrowthRun
+from esper.growth.request import GrowRequest, GrowthConfig
+from esper.growth.run import GrowthLoop
 from esper.kasmina.operations import GardenConfig
 from esper.lab.tasks import TrainingConfig, get_task
 from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.request import (
     FixedBatches,
     TrainingBatches,
-    data_run,
+    data_request,
     task_config,
     task_run,
 )
@@ -68,8 +69,10 @@ def test_signals_know_the_classes_of_somebodys_model() -> None:
         targets = y.float()[:, None].expand(-1, 3) if loss == "regression" else y
         config = GrowthConfig(epochs=1, gardener=GardenerConfig(**said))
         parts = {"train": [(x, targets)], "val": [(x, targets)]}
-        run = GrowthRun(model, slots=["0"], **parts, config=config, loss=loss, controller="wait")
-        return run.gardener.signals()
+        request = GrowRequest(
+            model=model, slots=["0"], **parts, config=config, loss=loss, controller="wait"
+        )
+        return GrowthLoop(request).gardener.signals()
 
     for loss in ("classification", torch.nn.CrossEntropyLoss(label_smoothing=0.1)):
         found = signals(loss)
@@ -99,14 +102,14 @@ def test_another_batch_size_trains_otherwise() -> None:
     data = task.load()
     losses = []
     for batch_size in (16, 64):
-        run = data_run(
+        request = data_request(
             task.build_host(0),
             task.slot_paths,
             data,
             config=task_config(task, epochs=1, training=TrainingConfig(batch_size=batch_size)),
             controller="wait",
         )
-        losses += [record.train_loss for record in run.epochs()]
+        losses += [record.train_loss for record in GrowthLoop(request).epochs()]
     assert losses[0] != losses[1]
 
 

@@ -15,11 +15,12 @@ import pytest
 import torch
 import yaml
 
-from esper.growth import recorded as growing
-from esper.growth.recorded import GrowingRun
+from esper.growth import grow as growing
+from esper.growth.recorded import RecordedGrowth
+from esper.growth.run import GrowthLoop
 from esper.kasmina.loading import load_garden
 from esper.lab.tasks import get_task
-from esper.lab.tasks.request import GrowRequest
+from esper.lab.tasks.request import GrowSettings
 from esper.leyline.records import EpochRecord
 from esper.nissa import recorded
 from esper.nissa.folder import GROWING, Checkpoints
@@ -154,11 +155,11 @@ def test_the_settings_are_complete_and_make_the_same_run_again(
     )
     said = command(*arguments, "--json", "--out", "run")
     assert said.code == 0, said.err
-    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    request = GrowRequest.from_mapping(settings)
-    assert request.to_mapping() == settings
-    assert request.slots == ("r0c0", "r0c1")
-    assert request.growth.training.to_mapping() == {
+    written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    settings = GrowSettings.from_mapping(written)
+    assert settings.to_mapping() == written
+    assert settings.slots == ("r0c0", "r0c1")
+    assert settings.growth.training.to_mapping() == {
         "batch_size": 48,
         "optimizer": "adamw",
         "learning_rate": 0.02,
@@ -172,7 +173,7 @@ def test_the_settings_are_complete_and_make_the_same_run_again(
         "seed_factor": 1.0,
         "seed_warmup": 3,
     }
-    growth, garden = request.growth, request.growth.garden
+    growth, garden = settings.growth, settings.growth.garden
     assert (growth.epochs, growth.seed, growth.twin) == (3, 5, False)
     assert growth.gardener.ablate_every == 2
     assert garden.training_mode == "shadow"
@@ -180,10 +181,9 @@ def test_the_settings_are_complete_and_make_the_same_run_again(
     assert garden.lifecycle.rules.max_seeds == 2
     assert garden.lifecycle.gates.kind == "strict"
     # Paths mean the same from anywhere.
-    assert request.controller == f"schedule:{tmp_path / 'plan.yaml'}"
+    assert settings.controller == f"schedule:{tmp_path / 'plan.yaml'}"
 
-    run = request.build(request.load())
-    again = list(run.epochs())
+    again = list(GrowthLoop(settings.request()).epochs())
     assert plain_history(again) == history_of(tmp_path / "run")
 
 
@@ -633,14 +633,14 @@ def test_a_second_signal_stops_at_once(
 def test_a_signal_that_comes_while_a_run_opens_is_heeded_after_the_first_epoch(
     command: Command, tmp_path: Path
 ) -> None:
-    opened = growing.start_growing
+    opened = growing.open_growth
 
     def open_slowly(*arguments: Any, **named: Any) -> Any:
         signal.raise_signal(signal.SIGTERM)
         return opened(*arguments, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(growing, "start_growing", open_slowly)
+        patch.setattr(growing, "open_growth", open_slowly)
         said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 130
     assert len(history_of(tmp_path / "run")) == 1
@@ -797,7 +797,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, data)
 
-    monkeypatch.setattr(GrowingRun, "is_due", lambda self, step: True)
+    monkeypatch.setattr(RecordedGrowth, "is_due", lambda self, step: True)
     monkeypatch.setattr(files, "_write_bytes", refuse)
     said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 1

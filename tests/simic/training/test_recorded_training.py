@@ -17,6 +17,7 @@ from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.nissa.folder import TRAINING, Checkpoints, RunFolder, read_manifest
 from esper.nissa.reader import open_run
 from esper.simic.training.config import StageConfig, TrainConfig
+from esper.simic.training.progress import Progress
 from esper.simic.training.recorded import (
     TrainingRun,
     common_limits,
@@ -87,6 +88,26 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert stories[0].keys() == stories[1].keys()
     for table, rows in stories[0].items():
         assert rows == stories[1][table], table
+
+
+def test_the_best_policy_is_that_of_its_round_whenever_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainingRun, "is_due", lambda self, step: False)
+    run = start_training(tmp_path / "run", tiny_config(rounds=2), sinks=())
+    best_of, then = run.best, []
+
+    def first_best(step: Progress) -> Any:
+        write = None if then else best_of(step)
+        if write is not None:
+            then.append(run.trainer.policy.state_dict())
+        return write
+
+    monkeypatch.setattr(run, "best", first_best)
+    assert carry_out(run)
+    best, last = load_policy(run.checkpoints.best), load_policy(run.checkpoints.latest)
+    assert same(best.state_dict(), then[0])
+    assert not same(last.state_dict(), then[0])
 
 
 def test_a_run_leaves_everything_behind(whole: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from esper.lab.proof.prove import ProveConfig
 from esper.lab.proof.search import SearchConfig
-from esper.lab.tasks.request import GrowRequest
+from esper.lab.tasks.request import GrowSettings
 from esper.leyline.config import Config
 from esper.scripts.cli.main import VERBS, build_parser
 from esper.simic.training.config import TrainConfig
@@ -13,7 +13,7 @@ from tools.pages.settings import render
 
 
 @pytest.mark.parametrize(
-    "config", [GrowRequest(task="digits"), TrainConfig(), SearchConfig(), ProveConfig()]
+    "config", [GrowSettings(task="digits"), TrainConfig(), SearchConfig(), ProveConfig()]
 )
 def test_every_key_of_config_yaml_is_on_the_page(config: Config) -> None:
     page = render()

@@ -1,11 +1,11 @@
-"""What `esper grow` was asked for, resolved into `config.yaml`, and how to carry it out."""
+"""What `esper grow` was asked for, as `config.yaml` says it, and the request that it becomes."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,16 +13,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from esper.growth.batches import first_batch
 from esper.growth.criterion import predictions, refuse_labels
 from esper.growth.depth.rules import DeepenConfig
-from esper.growth.fingerprints import model_contents
 from esper.growth.gardener import DEFAULT_CONTROLLER
-from esper.growth.recorded import STARTED_BY, GrowingRun, Opening, reopen, take_changes
-from esper.growth.run import AUTO, GrowthConfig, GrowthRun
+from esper.growth.own_loss import outputs_of
+from esper.growth.request import AUTO, STARTED_BY, GrowRequest, GrowthConfig
+from esper.growth.run import GrowthLoop
 from esper.kasmina.costs import NO_LIMIT
 from esper.kasmina.operations import GardenConfig
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, matches
-from esper.kasmina.slots.probe import call_arguments, evaluating
 from esper.lab.tasks import get_task, make_data, open_data
 from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.splits import Split
@@ -37,19 +37,14 @@ from esper.nissa.folder import (
     TRAINING,
     Checkpoints,
     RunFolder,
-    Which,
     resume_command,
 )
-from esper.nissa.recorded import World
-from esper.nissa.sinks import Sink, check_sinks
-from esper.nissa.store import DEFAULT_SINKS, OnAlarm
 from esper.tamiyo.controllers.policy_file import controller_fingerprint
-from esper.utils.manifest import restoring
 from esper.utils.process import choose_device, find_module, is_file_name
 from esper.utils.randomness import seeded
-from esper.utils.settings import SettingChanges, change_settings, changed_settings
+from esper.utils.settings import change_settings
 
-# ---- Building a `GrowthRun`: of data Esper holds, of a task; and what a run is told of its data
+# ---- Requests to grow a model on data that Esper holds: a task's, or a file's
 
 
 class TrainingBatches:
@@ -111,40 +106,41 @@ class FixedBatches:
             yield self._data.batch(self._split, indices)
 
 
-def data_run(
+def data_request(
     model: nn.Module,
     slots: SlotNames,
     data: TaskData,
     *,
     config: GrowthConfig,
-    axes: DeclaredAxes | None = None,
-    controller: str | Controller = DEFAULT_CONTROLLER,
-    name: str = "model",
-) -> GrowthRun:
-    """Return the run that grows a model on data held by Esper: reproducible and resumable."""
-    facts = config.gardener.told(
+    **more: Any,
+) -> GrowRequest:
+    """Return the request to grow a model on data held by Esper: reproducible and resumable.
+
+    Args:
+        model: the model.
+        slots: where it may grow.
+        data: what it is trained on; it says where, too.
+        config: how it is grown.
+        more: other parts of the request.
+    """
+    facts = config.gardener.with_task_facts(
         train_samples=data.size("train"), samples_per_epoch=data.samples_per_step
     )
-    config = config.replace(gardener=facts)
-    run = GrowthRun(
-        model,
+    val = FixedBatches(data, "val", subset=True)
+    if data.objective == "classification":
+        scores = predictions(outputs_of(model.to(data.device), first_batch(val)[0]))
+        refuse_labels(scores, torch.arange(data.num_classes or 1))
+    return GrowRequest(
+        model=model,
         slots=slots,
         train=TrainingBatches(data, config.training.batch_size, config.seed),
-        val=FixedBatches(data, "val", subset=True),
+        val=val,
         test=FixedBatches(data, "test"),
-        axes=axes,
         loss=data.objective,
-        config=config,
-        controller=controller,
-        name=name,
+        config=config.replace(gardener=facts),
         device=data.device,
+        **more,
     )
-    if data.objective == "classification":
-        args, kwargs = call_arguments(run.example_input)
-        with evaluating(run.garden), torch.no_grad():
-            scores = predictions(run.garden(*args, **kwargs))
-        refuse_labels(scores, torch.arange(data.num_classes or 1))
-    return run
 
 
 def task_run(
@@ -153,9 +149,9 @@ def task_run(
     *,
     config: GrowthConfig,
     controller: str | Controller = DEFAULT_CONTROLLER,
-) -> GrowthRun:
-    """Return the run that grows a task's host on its data."""
-    return data_run(
+) -> GrowthLoop:
+    """Return the run that grows a task's host on its data, without a folder."""
+    request = data_request(
         task.build_host(config.seed),
         task.slot_paths,
         data,
@@ -164,6 +160,7 @@ def task_run(
         controller=controller,
         name=task.name,
     )
+    return GrowthLoop(request)
 
 
 def task_config(task: Task, **changes: Any) -> GrowthConfig:
@@ -186,7 +183,7 @@ def task_config(task: Task, **changes: Any) -> GrowthConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrowRequest(Config):
+class GrowSettings(Config):
     """Everything that defines one `esper grow`."""
 
     task: str | None = option(None, "Task to grow; empty when a model is given.")
@@ -221,28 +218,32 @@ class GrowRequest(Config):
         assert self.data is not None
         return make_data(open_data(self.data), device=self.device)
 
-    def build(self, data: TaskData) -> GrowthRun:
-        """Build the network and return the run on this data."""
+    def request(self, *, renewed: Collection[str] = ()) -> GrowRequest:
+        """Load the data, build the network, and return the request to grow it.
+
+        Args:
+            renewed: settings that were named in order to continue with what they stand for now.
+        """
+        data = self.load()
         seed = self.growth.seed
+        axes = parse_declared(self.axes)
         if self.task is not None:
             task = get_task(self.task)
             model, name = task.build_host(seed), task.name
             slots: SlotNames = task.slot_paths
-            axes: DeclaredAxes | None = USUAL_AXES[task.topology]
-            if self.slots or self.axes:
-                axes = parse_declared(self.axes)
             if self.slots == (AUTO,):
                 slots = AUTO
             elif self.slots:
                 slots = task_slots(task, model, self.slots)
+            elif not self.axes:
+                axes = USUAL_AXES[task.topology]
         else:
             assert self.model is not None
             model, name = build_model(self.model, seed), model_name(self.model)
-            axes = parse_declared(self.axes)
             slots = model_slots(model, self.slots)
         if self.growth.deepen is not None:
             slots, axes = self.slots or AUTO, parse_declared(self.axes)
-        return data_run(
+        return data_request(
             model,
             slots,
             data,
@@ -250,71 +251,55 @@ class GrowRequest(Config):
             axes=axes,
             controller=self.controller,
             name=name,
-        )
-
-    def world(self, data: TaskData, growth: GrowthRun) -> World:
-        """Return what the run stands on beside these settings."""
-        own = {} if self.model is None else model_contents(growth.garden.model)
-        return World.now(
-            {
+            settings=self.to_mapping(),
+            renewed=renewed,
+            contents={
                 "data": data.splits.fingerprint(),
                 "controller": controller_fingerprint(self.controller),
-                **own,
-            }
+            },
         )
 
 
-CHANGEABLE = (
-    "controller",
-    "data",
-    "device",
-    "growth.epochs",
-    "growth.keep",
-    "growth.patience",
-    "growth.training.learning_rate",
-    "growth.training.schedule",
-    "growth.training.batch_size",
-    "growth.training.max_grad_norm",
-    "growth.garden.lifecycle.rules.max_seeds",
-    "growth.garden.max_growth",
-    "growth.garden.max_parameters",
-    "growth.garden.max_added_flops",
-    "growth.gardener.ablate_every",
-)
-"""What of a growing run may become another when it is continued."""
+def request_again(
+    path: str | Path, changes: Mapping[str, Any], *, model: str | None = None
+) -> GrowRequest:
+    """Return the request to continue what `esper grow` started.
+
+    Args:
+        path: the run folder.
+        changes: what is to be set otherwise, by dotted key.
+        model: MODULE:FACTORY, for a run of somebody's own model; a folder alone runs no code.
+
+    Raises:
+        UsageError: It is no such run, or of another model.
+        CheckpointError: Its settings cannot be read.
+    """
+    folder = RunFolder(path)
+    settings = read_settings(folder)
+    _refuse_code(settings, folder.path, model)
+    return change_settings(settings, changes).request(renewed=frozenset(changes))
 
 
-def compare_requests(before: Mapping[str, Any], now: Mapping[str, Any]) -> SettingChanges:
-    """Return what changed, or raise where a growing run cannot be continued with it."""
-    changed = changed_settings(before, now)
-    for key, (was, new) in changed.items():
-        if key not in CHANGEABLE:
-            raise ConfigError(
-                f"{key} is {was!r} in this run and cannot become {new!r} when it is continued; "
-                f"start a new run for that (what can: {', '.join(CHANGEABLE)})"
-            )
-    return SettingChanges(changed)
-
-
-def refuse_code(request: GrowRequest, run: Path, model: str | None) -> None:
+def _refuse_code(settings: GrowSettings, run: Path, model: str | None) -> None:
     """Refuse to run code that only a run folder names: folders are passed around.
 
     Args:
-        request: what the folder says.
+        settings: what the folder says.
         run: the folder.
         model: what the user says.
     """
-    if request.model is not None and model is None:
+    if settings.model is not None and model is None:
         raise UsageError(
-            f"{run} says that its model is {request.model!r}, which would be imported and run; say "
-            f"so yourself to continue it: {resume_command(run, GROWING, model=request.model)}"
+            f"{run} says that its model is {settings.model!r}, which would be imported and run; "
+            "say so yourself to continue it: "
+            f"{resume_command(run, GROWING, model=settings.model)}"
         )
-    if model is not None and model != request.model:
-        named = "no model of its own" if request.model is None else f"the model {request.model!r}"
+    if model is not None and model != settings.model:
+        named = "no model of its own" if settings.model is None else f"the model {settings.model!r}"
         raise UsageError(f"{run} was started with {named}, not with {model!r}; leave out --model")
 
 
-def read_request(folder: RunFolder) -> GrowRequest:
+def read_settings(folder: RunFolder) -> GrowSettings:
     """Return what the run in a folder was asked for."""
     settings = folder.read_run_config()
     if STARTED_BY in settings:
@@ -326,67 +311,10 @@ def read_request(folder: RunFolder) -> GrowRequest:
         again = resume_command(folder.path, TRAINING)
         raise UsageError(f"{folder.path} is a training run; continue it with: {again}")
     try:
-        return GrowRequest.from_mapping(settings)
+        return GrowSettings.from_mapping(settings)
     except ConfigError as error:
         Checkpoints(folder.path, GROWING).refuse_other_format()
         raise CheckpointError(f"{folder.path / SETTINGS}: {error}") from None
-
-
-def resume_request(
-    path: str | Path,
-    *,
-    settings: Mapping[str, Any] | None = None,
-    model: str | None = None,
-    checkpoint: Which = "latest",
-    command: str = "",
-    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
-    on_alarm: OnAlarm | None = None,
-) -> GrowingRun:
-    """Open what `esper grow` started, to go on from its last checkpoint.
-
-    Args:
-        path: the run folder.
-        settings: changes by dotted key, of those that `CHANGEABLE` names.
-        model: MODULE:FACTORY, for a run of somebody's own model; a folder alone runs no code.
-        checkpoint: which checkpoint to go on from.
-        command: the command that started it, where no checkpoint says so.
-        sinks: where records are shown beside the store.
-        on_alarm: called with every alarm.
-
-    Raises:
-        UsageError: It is no such run, it has other data or another controller than it had, or a
-            setting cannot change.
-        CheckpointError: The checkpoint is damaged or foreign, or another process writes the run.
-    """
-    check_sinks(sinks)
-    folder = RunFolder(path)
-    with folder.claim_run() as lock:
-        written = read_request(folder)
-        refuse_code(written, folder.path, model)
-        request = change_settings(written, settings or {})
-        state = Checkpoints(folder.path, GROWING).load(checkpoint)
-        # What the checkpoint was saved under, not what the folder says: the file may be edited.
-        changes = SettingChanges()
-        if state is not None:
-            with restoring(Checkpoints(folder.path, GROWING).folder / checkpoint):
-                changes = compare_requests(dict(state["settings"]), request.to_mapping())
-                if "controller" in {*changes.settings, *(settings or {})}:
-                    state["gardener"]["controller"] = None
-        data = request.load()
-        growth = request.build(data)
-        run = reopen(
-            folder,
-            growth,
-            request.to_mapping(),
-            request.world(data, growth),
-            state,
-            Opening(lock, checkpoint, command, sinks, on_alarm),
-            {*changes.settings, *(settings or {})},
-        )
-        take_changes(run, changes)
-        if request != written:
-            folder.write_config(request.to_mapping())
-        return run
 
 
 def growth_of(task: str | None, deepen: DeepenConfig | None = None) -> GrowthConfig:

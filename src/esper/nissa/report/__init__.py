@@ -37,25 +37,30 @@ def report_run(run: str | os.PathLike[str], out: str | os.PathLike[str] | None =
         CheckpointError: The file cannot be written.
     """
     with open_run(run) as stored:
-        try:
-            page = render_run(stored)
-        except EsperError:
-            raise
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
-            # Each value is of its kind, but together they are nothing a run would have recorded.
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise StoreError(
-                f"no report can be made of what {stored.path} holds ({reason}); use another copy "
-                "of it, or, if nobody has touched it, report this as a bug"
-            ) from error
-        path = stored.folder / REPORT_FILE if out is None else Path(out)
+        return write_run_report(stored, out)
+
+
+def write_run_report(stored: StoredRun, out: str | os.PathLike[str] | None = None) -> Path:
+    """Do the same with a run that is open."""
+    try:
+        page = render_run(stored)
+    except EsperError:
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # Each value is of its kind, but together they are nothing a run would have recorded.
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StoreError(
+            f"no report can be made of what {stored.path} holds ({reason}); use another copy "
+            "of it, or, if nobody has touched it, report this as a bug"
+        ) from error
+    path = stored.folder / REPORT_FILE if out is None else Path(out)
     write_report(path, page)
     return path
 

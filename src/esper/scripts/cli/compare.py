@@ -41,8 +41,10 @@ def read_training(folder: str) -> dict[str, Any]:
     from esper.simic.training.recorded import summarize_training
 
     path = Path(folder)
+    with open_run(path) as stored:
+        summary = summarize_training(stored)
     return {
-        **summarize_training(path),
+        **summary,
         "run": folder,
         "state": describe_run(path).state,
         "settings": flat_settings(RunFolder(path).read_config()),

@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,7 @@ from esper.scripts.cli.output import err_console, new_table, out_console, print_
 from esper.utils.settings import changed_settings
 
 if TYPE_CHECKING:
-    from esper.growth.run import GrowthConfig
+    from esper.growth.request import GrowthConfig
     from esper.lab.proof.arm import Standing
     from esper.leyline.records import RunSummary
 
@@ -89,26 +90,24 @@ def run(options: argparse.Namespace) -> int:
 
 def grow_live(options: argparse.Namespace, growth: Any) -> tuple[RunSummary, dict[str, Any]]:
     """Grow the first network into its folder, shown as it grows; return what came of it."""
-    from esper.growth.recorded import start_growing
-    from esper.lab.tasks.request import GrowRequest
-    from esper.nissa.recorded import carry_out_or_raise
+    from esper.growth.grow import carry_out
+    from esper.lab.tasks.request import GrowSettings
     from esper.scripts.cli.views import GrowthView
 
-    request = GrowRequest(task=TASK, controller=CONTROLLER, growth=growth)
-    data = request.load()
-    run = request.build(data)
-    growing = start_growing(
+    title = f"growing {TASK} ({CONTROLLER}, seed {options.seed})"
+
+    @contextmanager
+    def watch(_: Any) -> Iterator[Any]:
+        with GrowthView(err_console(), growth.epochs, 0, title=title) as view:
+            yield view.show
+
+    grown, document = carry_out(
+        GrowSettings(task=TASK, controller=CONTROLLER, growth=growth).request(),
         options.out,
-        run,
-        request.to_mapping(),
-        request.world(data, run),
+        watch=watch,
         overwrite=True,
         command=f"esper {shlex.join(options.arguments)}",
     )
-    title = f"growing {TASK} ({CONTROLLER}, seed {options.seed})"
-    with growing, GrowthView(err_console(), growth.epochs, 0, title=title) as view:
-        carry_out_or_raise(growing, view.show)
-        grown, document = growing.finish()
     picture = grown.picture(Path(options.out) / PICTURE)
     return grown.summary, {**document, "picture": str(picture)}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +187,11 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
+    from esper.growth.grow import carry_out
     from esper.growth.grown import check_format
     from esper.lab.tasks.request import model_name
     from esper.nissa.folder import GROWING, resume_command
-    from esper.nissa.recorded import stop_signals
+    from esper.nissa.recorded import Stopped
     from esper.scripts.cli.output import AlarmRelay
     from esper.scripts.cli.views import GrowthView, print_grown
 
@@ -198,10 +201,11 @@ def run(options: argparse.Namespace) -> int:
         options.model = _absolute_model(options.model)
     called = model_name(options.model or "grown").partition(":")[0]
     options.out = chosen_out(options, options.task or called)
+    again = resume_command(options.out, GROWING, model=options.model)
     alarms = AlarmRelay()
-    # From here on: what comes while it opens is heeded after the first epoch, which can be saved.
-    with stop_signals() as stopped, _open(options, alarms) as growing:
-        growth = growing.growth
+
+    @contextmanager
+    def watch(growth: Any) -> Iterator[Any]:
         view = GrowthView(
             err_console(),
             growth.config.epochs,
@@ -211,26 +215,30 @@ def run(options: argparse.Namespace) -> int:
             verbose=options.verbose,
         )
         alarms.show_by(view.alarm)
-
-        def show(record: Any) -> None:
-            view.show(record, _reasons(growth, record, options))
-
-        again = resume_command(options.out, GROWING, model=growing.settings.get("model"))
         with view, naming_resume(again):
-            is_done = growing.carry_out(show, lambda: bool(stopped))
-        if is_done:
-            grown, document = growing.finish(options.export)
-    if not is_done:
-        return interrupted(again, f" after epoch {growth.gardener.epoch}")
+            yield lambda record: view.show(record, _reasons(growth, record, options))
+
+    try:
+        grown, document = carry_out(
+            _request(options),
+            options.out,
+            watch=watch,
+            resume=(options.source or "latest") if options.resume else None,
+            overwrite=options.overwrite,
+            command=f"esper {shlex.join(options.arguments)}",
+            sinks=chosen_sinks(options),
+            on_alarm=alarms,
+            export=options.export,
+        )
+    except Stopped as stop:
+        return interrupted(again, f" after epoch {stop.epoch}")
     return answer(options.json, document, lambda: print_grown(grown, document))
 
 
-def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
-    """Start or continue the run."""
-    from esper.growth.recorded import start_growing
-    from esper.lab.tasks.request import resume_request
+def _request(options: argparse.Namespace) -> Any:
+    """Return what is to be grown, or continued."""
+    from esper.lab.tasks.request import request_again
 
-    command = f"esper {shlex.join(options.arguments)}"
     settings = parse_settings(options.settings or ())
     anchors = {
         "data": _data_path,
@@ -246,36 +254,16 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
             settings["device"] = choose_device(options.device).type
         for name, value in chosen(options, "epochs", "keep", "patience").items():
             settings[f"growth.{name}"] = value
-        return resume_request(
-            options.out,
-            settings=settings,
-            model=options.model,
-            checkpoint=options.source or "latest",
-            command=command,
-            sinks=chosen_sinks(options),
-            on_alarm=on_alarm,
-        )
+        return request_again(options.out, settings, model=options.model)
     if options.source is not None:
         raise UsageError("--from is for a run that is continued; add --resume")
-    request = change_settings(resolve(options), settings)
-    data = request.load()
-    growth = request.build(data)
-    return start_growing(
-        options.out,
-        growth,
-        request.to_mapping(),
-        request.world(data, growth),
-        overwrite=options.overwrite,
-        command=command,
-        sinks=chosen_sinks(options),
-        on_alarm=on_alarm,
-    )
+    return change_settings(resolve(options), settings).request()
 
 
 def resolve(options: argparse.Namespace) -> Any:
-    """Turn options into a complete request."""
+    """Turn options into complete settings."""
     from esper.growth.gardener import DEFAULT_CONTROLLER
-    from esper.lab.tasks.request import GrowRequest, growth_of
+    from esper.lab.tasks.request import GrowSettings, growth_of
 
     growth = growth_of(options.task, _depth(options))
     given = chosen(options, "optimizer", "learning_rate", "weight_decay", "batch_size", "schedule")
@@ -287,7 +275,7 @@ def resolve(options: argparse.Namespace) -> Any:
         **chosen(options, "epochs", "seed", "twin", "decide_every", "keep", "patience"),
     )
     limits = chosen(options, "max_growth", "max_seeds", "max_parameters", "max_added_flops")
-    return GrowRequest(
+    return GrowSettings(
         task=options.task,
         model=options.model,
         slots=tuple(part.strip() for part in (options.slots or "").split(",") if part.strip()),

@@ -6,6 +6,7 @@ policy with the best average so far.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,8 @@ from esper.nissa.folder import (
     resume_command,
 )
 from esper.nissa.reader import StoredRun, open_run
-from esper.nissa.recorded import RecordedRun, World
-from esper.nissa.report import report_run
+from esper.nissa.recorded import RecordedRun, RunInputs
+from esper.nissa.report import write_run_report
 from esper.nissa.report.training_tables import late_rounds
 from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
@@ -57,7 +58,7 @@ class TrainingRun(RecordedRun[Progress]):
         trainer: what is trained, in the state to go on from.
         store: where it is written down.
         command: the command that started it.
-        world: what it stands on beside its settings.
+        inputs: what it stands on beside its settings.
         is_saved: whether the newest checkpoint holds the trainer's state.
     """
 
@@ -69,14 +70,14 @@ class TrainingRun(RecordedRun[Progress]):
         trainer: Trainer,
         store: RunStore,
         command: str,
-        world: World,
+        inputs: RunInputs,
         *,
         is_saved: bool = False,
     ) -> None:
         """Bring the parts together; nothing is written yet."""
         save_every_s = trainer.config.checkpoint_seconds
         super().__init__(
-            folder, store, command, world, save_every_s=save_every_s, is_saved=is_saved
+            folder, store, command, inputs, save_every_s=save_every_s, is_saved=is_saved
         )
         self.trainer = trainer
 
@@ -101,19 +102,25 @@ class TrainingRun(RecordedRun[Progress]):
         return is_turn or super().is_due(step)
 
     def record(self, step: Progress) -> None:
-        """Write a round down where one is finished, and keep the policy if it is the best."""
+        """Write a round down where one is finished."""
         report = step.report
-        if report is None:
-            return
-        record_round(self.store, self.trainer, report)
-        if report.is_best:
-            meta = {
-                **self._meta(),
-                "merit_rolling": report.merit_rolling,
-                "score_rolling": report.score_rolling,
-            }
-            save_policy(self.checkpoints.best, self._policy(), meta=meta)
-        self.folder.log(f"round {told_round(report.round)} {round_line(report)}")
+        if report is not None:
+            record_round(self.store, self.trainer, report)
+            self.folder.log(f"round {told_round(report.round)} {round_line(report)}")
+
+    def best(self, step: Progress) -> Write | None:
+        """Return what writes the policy of this round, where its average is the best so far."""
+        report = step.report
+        if report is None or not report.is_best:
+            return None
+        meta = {
+            **self._meta(),
+            "merit_rolling": report.merit_rolling,
+            "score_rolling": report.score_rolling,
+        }
+        # It may be trained on before it is written.
+        policy = copy.deepcopy(self._policy())
+        return lambda folder: save_policy(folder, policy, meta=meta)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
         """Return the state, what its manifest says, and the policy as a part of its own."""
@@ -132,9 +139,9 @@ class TrainingRun(RecordedRun[Progress]):
     def finish(self) -> dict[str, Any]:
         """Write what a finished run leaves behind; return its summary."""
         record_end(self.store, self.trainer)
-        path = self.folder.path
-        report = report_run(path)
-        summary = {**summarize_training(path), "report": str(report)}
+        with open_run(self.folder.path) as stored:
+            report = write_run_report(stored)
+            summary = {**summarize_training(stored), "report": str(report)}
         self.folder.finish(summary)
         return summary
 
@@ -184,14 +191,14 @@ def start_training(
     check_sinks(sinks)
     trainer = Trainer(config, cluster=cluster)
     # A wrong request must not replace a run that is there.
-    world = _find_world(trainer)
+    inputs = _find_inputs(trainer)
     folder = RunFolder(path)
     with folder.claim_new(config.to_mapping(), overwrite=overwrite) as lock:
         folder.log(f"started: {command}" if command else "started")
         row = run_row(trainer, name=folder.path.absolute().name, command=command)
         store = open_store(folder.path, row, sinks=sinks, on_alarm=on_alarm, lock=lock)
         record_start(store, trainer)
-        return TrainingRun(folder, trainer, store, command, world)
+        return TrainingRun(folder, trainer, store, command, inputs)
 
 
 def resume_training(
@@ -233,13 +240,15 @@ def resume_training(
             with restoring(place):
                 changes = compare_settings(TrainConfig.from_mapping(state["config"]), config)
         trainer = Trainer(config, is_continued=state is not None, cluster=cluster)
-        world, versions = _find_world(trainer), {}
+        inputs, versions = _find_inputs(trainer), {}
         command, resume = "", True
         if state is not None:
             with restoring(place):
                 # Other tasks have other data.
                 named = {*changes.settings, *(settings or {})} & {"data", "tasks", "curriculum"}
-                versions = world.differences(folder.path, state["world"], {"data"} if named else ())
+                versions = inputs.differences(
+                    folder.path, state["world"], {"data"} if named else ()
+                )
                 # What was decided by other heads says nothing about fresh ones.
                 restarts = changes.restarts_round or bool(reset_heads)
                 trainer.load_state_dict(state, restart_round=restarts)
@@ -251,7 +260,7 @@ def resume_training(
             folder.path, row, resume=resume, sinks=sinks, on_alarm=on_alarm, lock=lock
         )
         is_saved = state is not None and checkpoint == "latest"
-        run = TrainingRun(folder, trainer, store, command, world, is_saved=is_saved)
+        run = TrainingRun(folder, trainer, store, command, inputs, is_saved=is_saved)
         if state is None:
             record_start(store, trainer)
         folder.log(f"continued in round {told_round(trainer.round)}, step {trainer.step}")
@@ -267,9 +276,9 @@ def resume_training(
         return run
 
 
-def _find_world(trainer: Trainer) -> World:
+def _find_inputs(trainer: Trainer) -> RunInputs:
     rows = trainer.row_source
-    return World.now({"data": rows.read_data() if isinstance(rows, TaskRows) else None})
+    return RunInputs.now({"data": rows.read_data() if isinstance(rows, TaskRows) else None})
 
 
 def read_run_config(folder: RunFolder) -> TrainConfig:
@@ -291,18 +300,15 @@ UPDATE_FIGURES = ("explained_variance", "potential_share", "approx_kl")
 """Columns of an update that are told of a run."""
 
 
-def summarize_training(folder: Path) -> dict[str, Any]:
+def summarize_training(stored: StoredRun) -> dict[str, Any]:
     """Return how the first round went, how the last tenth did, and where the policy is."""
-    with open_run(folder) as stored:
-        info = stored.info
-        rounds = stored.rows("rounds")
-        updates = stored.rows("updates", columns=("round", *UPDATE_FIGURES), where="is_last = 1")
-        late = late_rounds(rounds)
-        late_updates = updates[-len(late) :] if late else []
-        first_entropies = _entropies(stored, rounds[:1])
-        late_entropies = _entropies(stored, late)
+    info = stored.info
+    rounds = stored.rows("rounds")
+    updates = stored.rows("updates", columns=("round", *UPDATE_FIGURES), where="is_last = 1")
+    late = late_rounds(rounds)
+    late_updates = updates[-len(late) :] if late else []
     return {
-        "run": str(folder),
+        "run": str(stored.folder),
         "recipe": info.recipe,
         "task": info.task,
         "seed": info.seed,
@@ -311,14 +317,14 @@ def summarize_training(folder: Path) -> dict[str, Any]:
         "episodes": sum(row["episodes"] or 0 for row in rounds),
         "env_steps": rounds[-1]["env_steps"] if rounds else 0,
         "seconds": sum(row["seconds"] or 0.0 for row in rounds),
-        "first": {**_means(rounds[:1], updates[:1]), "entropy": first_entropies},
+        "first": {**_means(rounds[:1], updates[:1]), "entropy": _entropies(stored, rounds[:1])},
         "last": {
             "rounds": len(late),
             **_means(late, late_updates),
-            "entropy": late_entropies,
+            "entropy": _entropies(stored, late),
         },
         "evaluation": _last_evaluation(rounds),
-        "policy": str(find_policy(folder)),
+        "policy": str(find_policy(stored.folder)),
     }
 
 

@@ -6,36 +6,36 @@ import pytest
 
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.nissa.recorded import (
-    World,
+    RunInputs,
     describe_versions,
 )
 from esper.tamiyo.controllers.policy_file import controller_fingerprint
 
-WORLD = World({"data": "abc"}, {"torch": "2.13.0", "python": "3.11.7"})
+INPUTS = RunInputs({"data": "abc"}, {"torch": "2.13.0", "python": "3.11.7"})
 
 
 def test_the_same_world_has_no_differences(tmp_path: Path) -> None:
-    assert WORLD.differences(tmp_path, WORLD.to_mapping(), ()) == {}
+    assert INPUTS.differences(tmp_path, INPUTS.to_mapping(), ()) == {}
 
 
 def test_other_content_is_refused_unless_it_was_meant(tmp_path: Path) -> None:
-    other = World({"data": "xyz"}, WORLD.versions)
+    other = RunInputs({"data": "xyz"}, INPUTS.versions)
     with pytest.raises(UsageError, match=r"the data of .* --set data=\.\.\."):
-        other.differences(tmp_path, WORLD.to_mapping(), ())
-    assert other.differences(tmp_path, WORLD.to_mapping(), {"data"}) == {}
+        other.differences(tmp_path, INPUTS.to_mapping(), ())
+    assert other.differences(tmp_path, INPUTS.to_mapping(), {"data"}) == {}
 
 
 def test_what_no_setting_names_has_to_be_put_back(tmp_path: Path) -> None:
-    saved = World({"number of training batches": "4"}, WORLD.versions)
-    now = World({"number of training batches": "2"}, WORLD.versions)
+    saved = RunInputs({"number of training batches": "4"}, INPUTS.versions)
+    now = RunInputs({"number of training batches": "2"}, INPUTS.versions)
     with pytest.raises(UsageError, match=r"batches of .* changed .*\(was 4, is 2\)") as caught:
         now.differences(tmp_path, saved.to_mapping(), ())
     assert "--set" not in str(caught.value)
 
 
 def test_other_software_is_told(tmp_path: Path) -> None:
-    found = World(WORLD.contents, {"torch": "3.0", "python": "3.11.7"})
-    differences = found.differences(tmp_path, WORLD.to_mapping(), ())
+    found = RunInputs(INPUTS.contents, {"torch": "3.0", "python": "3.11.7"})
+    differences = found.differences(tmp_path, INPUTS.to_mapping(), ())
     assert differences == {"torch": ("2.13.0", "3.0")}
     assert describe_versions(differences) == "torch 2.13.0 -> 3.0"
 
@@ -45,7 +45,7 @@ def test_a_checkpoint_that_does_not_say_is_refused(
     tmp_path: Path, saved: dict[str, object]
 ) -> None:
     with pytest.raises(CheckpointError, match="does not say what it was made with"):
-        WORLD.differences(tmp_path, saved, ())
+        INPUTS.differences(tmp_path, saved, ())
 
 
 def test_a_controller_is_known_by_what_its_file_holds(tmp_path: Path) -> None:
