@@ -21,7 +21,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 import esper
-from esper.growth.run import GrowthRun
+from esper.growth.run import GrowthLoop
 from esper.lab.tasks import get_task
 from esper.lab.tasks.family import get_family
 from esper.lab.tasks.request import task_config, task_run
@@ -116,7 +116,7 @@ def main() -> None:
             print(f"{name:28} epoch {epoch:2}  host rms {rms:.2f}  farthest: {', '.join(far)}")
         seen.clear()
 
-    def play(name: str, run: GrowthRun) -> None:
+    def play(name: str, run: GrowthLoop) -> None:
         for _ in zip(range(max(EPOCHS) + 1), run.epochs(), strict=False):
             pass
         show(name)
