@@ -460,7 +460,7 @@ class RowReference:
             if stage == FOSSIL
         )
         value = score / 100 - 0.1 * fossil / after.budget
-        return max(-1.0, min(1.0, value))
+        return self.config.sparse.scale * max(-1.0, min(1.0, value))
 
     def hindsight(self) -> float:
         return self.pending + (self.credit()[0] if self.ended else 0.0)

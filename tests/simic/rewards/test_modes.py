@@ -18,7 +18,7 @@ from esper.simic.rewards import (
     make_reward,
 )
 from esper.simic.rewards.attribution import AttributionConfig
-from esper.simic.rewards.config import LossConfig, TwinConfig
+from esper.simic.rewards.config import LossConfig, SparseConfig, TwinConfig
 from esper.simic.rewards.modes import SHAPED_TERMS
 from esper.tamiyo.controllers.baselines import RandomController
 from esper.testing import random_episode, random_signals
@@ -91,8 +91,9 @@ def test_every_mode_agrees_with_the_reference_on_whatever_signals(
             mode="loss",
             loss=LossConfig(typical_change=0.15, rent_weight=0.01, baseline=10.8, target=3.5),
         ),
+        RewardConfig(mode="sparse", sparse=SparseConfig(scale=0.5)),
     ],
-    ids=["december", "hindsight", "bare", "trusting", "minimum", "twin flops", "text"],
+    ids=["december", "hindsight", "bare", "trusting", "minimum", "flops", "text loss", "text end"],
 )
 def test_variants_agree_with_the_reference(config: RewardConfig) -> None:
     assert_matches_reference(config, *random_episode(8, 3, 24, generator(0, "variants")))

@@ -44,6 +44,13 @@ class TwinConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SparseConfig(Config):
+    """Only the end counts (`sparse`, `minimal`)."""
+
+    scale: float = option(1.0, "Factor of the final reward (0.5 for text).", above=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LossConfig(Config):
     """The loss instead of the score (`loss`): what the documents have for images and for text."""
 
@@ -95,6 +102,7 @@ class RewardConfig(Config):
     )
     operation: OperationConfig = option(OperationConfig, "The op itself.")
     terminal: TerminalConfig = option(TerminalConfig, "The end of an episode.")
+    sparse: SparseConfig = option(SparseConfig, "Modes `sparse` and `minimal`.")
     loss: LossConfig = option(LossConfig, "Mode `loss`.")
 
 

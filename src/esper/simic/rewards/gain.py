@@ -24,7 +24,7 @@ FOSSIL_BONUS = 3.0  # Bonus for contributing fossils.
 SIMPLIFIED_SCORE_WEIGHT = 3.0  # `simplified`: reward for a final score of 100 points.
 SIMPLIFIED_FOSSIL_BONUS = 2.0  # `simplified`: bonus per contributing fossil.
 SPARSE_PARAM_WEIGHT = 0.1  # `sparse`, `minimal`: cost of fossils that use the whole budget.
-SPARSE_LIMIT = 1.0  # `sparse`, `minimal`: bound of the final reward.
+SPARSE_LIMIT = 1.0  # `sparse`, `minimal`: bound of the final reward before its factor.
 
 
 def gain_points(view: StepView) -> Tensor:
@@ -131,7 +131,8 @@ def committed_terminal(view: StepView) -> Tensor:
     fossil = view.after.stage == int(SeedStage.FOSSILIZED)
     size = torch.where(fossil, view.after.slot_params, 0).sum(1) / view.after.budget.clamp(min=1)
     value = committed_score(view.after) / 100 - SPARSE_PARAM_WEIGHT * size
-    return _at_the_end(view, value.clamp(-SPARSE_LIMIT, SPARSE_LIMIT))
+    paid = view.config.sparse.scale * value.clamp(-SPARSE_LIMIT, SPARSE_LIMIT)
+    return _at_the_end(view, paid)
 
 
 def loss_terminal(view: StepView) -> Tensor:
