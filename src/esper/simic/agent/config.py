@@ -233,7 +233,7 @@ class ImitationConfig(Config):
 
     weight: float = option(
         0.5,
-        "Weight of imitating them, until episodes pay off. With 0 none are kept.",
+        "Weight of imitating the best episodes, until enough pay off. With 0 none are kept.",
         minimum=0,
     )
 
