@@ -176,7 +176,7 @@ def entropy_weights(
     return weights * shares
 
 
-def not_yet(config: PPOConfig, paid_off: Tensor) -> Tensor:
+def not_yet(paid_off: Tensor) -> Tensor:
     """Return the share of the op's curiosity that is left at these rates of paid_off, 1 to 0."""
     return remaining(paid_off, PAID_OFF_TARGET)
 
@@ -207,7 +207,7 @@ def curiosity_weights(config: PPOConfig, usable: Tensor, *, paid_off: Tensor) ->
         usable: bool [R, T].
         paid_off: [R], share of the episodes of a row's task that pay off by now.
     """
-    weight = config.exploration.op_curiosity * not_yet(config, paid_off)
+    weight = config.exploration.op_curiosity * not_yet(paid_off)
     return weight.unsqueeze(-1) * mean_weights(usable.unsqueeze(-1)).squeeze(-1)
 
 

@@ -209,7 +209,7 @@ class PPOAgent:
         """
         names = self.good_episodes.tasks
         paid_off = torch.tensor([self._paid_off[name] for name in names])
-        weights = self.config.imitation.weight * not_yet(self.config, paid_off)
+        weights = self.config.imitation.weight * not_yet(paid_off)
         if not bool((weights > 0).any()):
             return torch.zeros((), device=self.device)
         return self.good_episodes.loss(

@@ -61,7 +61,7 @@ class SeedMemory:
 PRUNE_PENALTY = 2.0  # Penalty of a blueprint for each pruned seed.
 PENALTY_DECAY = 0.5  # Share of a penalty that is left an epoch later.
 PENALTY_FLOOR = 0.1  # A penalty below this is dropped.
-LOSS_POINTS = 100.0  # Points that the whole loss at germination is worth if the score is one.
+LOSS_POINTS = 100.0  # Points of the whole loss at germination, where scores are minus losses.
 
 
 @dataclass(slots=True)
