@@ -30,6 +30,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.slots import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS, SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.simic.rewards import Reward, RewardStep, Transition, make_reward
+from esper.simic.rewards.contract import FINAL_EPOCHS
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.evaluation import play_episodes
 from esper.simic.training.outcome import RoundOutcome
@@ -196,8 +197,7 @@ def main(arguments: Sequence[str]) -> int:
         if done % options.every and done != config.rounds:
             continue
         greedy = play_greedily(judged, trainer.policy, make_reward(config.reward))
-        final_epochs = config.reward.twin.final_epochs
-        rows.append([done, *_exploring_cells(report), *_greedy_cells(greedy, final_epochs)])
+        rows.append([done, *_exploring_cells(report), *_greedy_cells(greedy)])
         print(" | ".join(map(str, rows[-1])), file=sys.stderr, flush=True)
     print(f"ops of an episode: {', '.join(op.name for op in LifecycleOp)}\n")
     print_table(
@@ -268,8 +268,8 @@ def _exploring_cells(report: RoundReport) -> list[str]:
     ]
 
 
-def _greedy_cells(outcome: RoundOutcome, final_epochs: int) -> list[str]:
-    gains = (outcome.states["val_score"] - outcome.states["twin_score"])[:, -final_epochs:]
+def _greedy_cells(outcome: RoundOutcome) -> list[str]:
+    gains = (outcome.states["val_score"] - outcome.states["twin_score"])[:, -FINAL_EPOCHS:]
     fossils = (outcome.at_end("stage") == int(SeedStage.FOSSILIZED)).sum(1)
     return [
         f"{outcome.return_mean:+.2f}",

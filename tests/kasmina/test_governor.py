@@ -23,7 +23,7 @@ CONFIG = GovernorConfig()
 def run(losses: Sequence[float], chance: float = CHANCE, **changes: float) -> list[Panic]:
     """Return what the governor says of one row, epoch by epoch."""
     config = CONFIG.replace(**changes)
-    state, said = start_governing(1, config), []
+    state, said = start_governing(1), []
     for loss in losses:
         state, panic = govern(state, torch.tensor([loss], dtype=torch.float64), chance, config)
         said.append(Panic(int(panic[0])))
@@ -88,7 +88,7 @@ def test_each_condition_of_a_divergence_is_needed(losses: list[float]) -> None:
 
 
 def test_anomalies_do_not_become_normal() -> None:
-    state = start_governing(1, CONFIG)
+    state = start_governing(1)
     for loss in (*LEARNED, 50.0, 60.0):
         state, _ = govern(state, torch.tensor([loss], dtype=torch.float64), CHANCE, CONFIG)
     known = state.losses[0][torch.isfinite(state.losses[0])]
@@ -100,15 +100,15 @@ def test_anomalies_do_not_become_normal() -> None:
 
 
 def test_a_window_of_losses_is_remembered() -> None:
-    state = start_governing(1, CONFIG.replace(window=4))
-    for loss in range(6):
-        state, _ = govern(state, torch.tensor([float(loss)], dtype=torch.float64), 99.0, CONFIG)
-    assert state.losses[0].tolist() == [2.0, 3.0, 4.0, 5.0]
+    state = start_governing(1)
+    for loss in range(23):
+        state, _ = govern(state, torch.tensor([float(loss)], dtype=torch.float64), 999.0, CONFIG)
+    assert state.losses[0].tolist() == [float(loss) for loss in range(3, 23)]
 
 
 def test_rows_are_judged_apart() -> None:
     series = [[*LEARNED, 0.5], [*LEARNED, math.nan], [*LEARNED, CHANCE], [*LEARNED, 50.0]]
-    state = start_governing(4, CONFIG)
+    state = start_governing(4)
     for losses in zip(*series, strict=True):
         state, panic = govern(state, torch.tensor(losses, dtype=torch.float64), CHANCE, CONFIG)
     assert panic.tolist() == [Panic.NONE, Panic.NOT_FINITE, Panic.LOBOTOMY, Panic.NONE]
@@ -116,7 +116,7 @@ def test_rows_are_judged_apart() -> None:
 
 
 def test_the_state_is_plain_tensors() -> None:
-    state = start_governing(3, CONFIG)
+    state = start_governing(3)
     state, _ = govern(state, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), CHANCE, CONFIG)
     again = GovernorState.from_state_dict(state.state_dict())
     assert torch.equal(again.losses[:, -1], torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))

@@ -255,7 +255,7 @@ def test_the_state_survives_a_state_dict() -> None:
         torch.testing.assert_close(again.state_dict()[name], value, equal_nan=True)
 
 
-@pytest.mark.parametrize("field", ["stable_gain", "stable_loss", "least_progress"])
+@pytest.mark.parametrize("field", ["stable_gain", "stable_loss"])
 def test_a_threshold_of_zero_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         TrackerConfig.from_mapping({field: 0.0})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from typing import Any
 
 from esper.growth.depth.rules import DeepenConfig
@@ -13,11 +15,12 @@ from esper.lab.proof.clone import CloneConfig
 from esper.lab.proof.prove import ProveConfig
 from esper.lab.proof.search import SearchConfig
 from esper.lab.tasks.request import GrowSettings
-from esper.leyline.config import Config
+from esper.leyline.config import Config, describe_type, plain_value
+from esper.simic.agent.config import PerHead
 from esper.simic.training.config import FIXED_SETTINGS, TrainConfig
 from esper.tamiyo.controllers.baselines import PeriodicConfig, PlateauConfig
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
-from esper.utils.settings import SettingInfo, list_settings
+from esper.utils.settings import changed_settings
 
 _INTRODUCTION = """\
 # Settings
@@ -29,7 +32,8 @@ what held there, and in Python: `GrowthConfig(training=TrainingConfig(momentum=0
 
 A task (`esper grow`) and a recipe (`esper train`) have values of their own for some of these, and
 options such as `--epochs` come after them. A key that does not exist is refused with the nearest
-that does.
+that does. Parts that several commands have stand once, at the end ([shared parts](#shared-parts)),
+with what to write before their keys.
 
 This page is made from the code by `python -m tools.pages`.
 """
@@ -64,6 +68,19 @@ _CONTROLLERS: tuple[tuple[str, type[Config]], ...] = (
     ("periodic", PeriodicConfig),
 )
 
+_SHARED_PARTS = """\
+## Shared parts
+
+Several commands have these. Each says what its keys begin with: `gates.kind` of the lifecycle is
+`growth.garden.lifecycle.gates.kind` for `esper grow` and `population.lifecycle.gates.kind` for
+`esper train`.
+"""
+
+_BY_HEAD = "a number for every head; `.op`, `.slot` … after the key set one"
+
+_LEAST_TABLE = 3
+"""A part with fewer settings stands in the table of the part around it."""
+
 _AFTER_A_COLON = """\
 ## Controllers
 
@@ -72,33 +89,168 @@ heuristic:plateau_epochs=5,rest_epochs=2`, or a file of them, `heuristic:FILE`.
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting before it is set."""
+
+    key: str
+    """Dotted, from the configuration that is walked through."""
+    type: str
+    """What it may be, in words."""
+    default: Any
+    """Plain data; `MISSING` where it must be given."""
+    help: str
+    """One sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A configuration within another one that stands elsewhere on the page."""
+
+    key: str
+    config: type[Config]
+    changes: Mapping[str, Any]
+    """Defaults that are other ones here, by their keys within the part."""
+
+
 def render() -> str:
     """Return the whole page."""
+    shared = _shared([config for _, config, _ in _COMMANDS])
     parts = [_INTRODUCTION]
     for name, config, note in _COMMANDS:
-        parts.append("\n\n".join(part for part in (f"## `{name}`", _summary(config), note) if part))
-        parts += _tables(config)
+        parts += ["\n\n".join(part for part in (f"## `{name}`", _summary(config), note) if part)]
+        parts += _tables(config, shared)
+    parts.append(_SHARED_PARTS)
+    for config in shared:
+        parts += [f"### {_title(shared[config])}", f"{_summary(config)} {_places(config, shared)}"]
+        parts += _tables(config, shared, headings=False)
     parts.append(_AFTER_A_COLON)
     for name, config in _CONTROLLERS:
-        parts += [f"### `{name}`\n\n{_summary(config)}", _table(list(list_settings(config)))]
+        parts += [f"### `{name}`\n\n{_summary(config)}", *_tables(config, shared)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _tables(config: type[Config]) -> Iterator[str]:
+def _shared(commands: Sequence[type[Config]]) -> dict[type[Config], str]:
+    """Return the configurations that several others have, with the name they have there."""
+    owners: dict[type[Config], dict[type[Config], str]] = {}
+    waiting, known = list(commands), set(commands)
+    while waiting:
+        config = waiting.pop(0)
+        for field in dataclasses.fields(config):
+            value = _default(field)
+            if isinstance(value, Config) and not isinstance(value, PerHead):
+                owners.setdefault(type(value), {})[config] = field.name
+                waiting += {type(value)} - known
+                known.add(type(value))
+    return {
+        config: next(iter(names.values())) for config, names in owners.items() if len(names) > 1
+    }
+
+
+def _walk(
+    config: type[Config], shared: Mapping[type[Config], str], default: Config | None = None
+) -> Iterator[Setting | Part]:
+    """Return every setting of a configuration and of those within it, in their order.
+
+    Args:
+        config: the configuration.
+        shared: those that are only named.
+        default: where the values come from; the declared ones where there is none.
+    """
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        value = _default(field) if default is None else getattr(default, field.name)
+        if isinstance(value, Config) and type(value) in shared:
+            changes = changed_settings(type(value)().to_mapping(), value.to_mapping())
+            yield Part(
+                key=field.name,
+                config=type(value),
+                changes={key: now for key, (_, now) in changes.items()},
+            )
+        elif isinstance(value, Config) and not isinstance(value, PerHead):
+            for inner in _walk(type(value), shared, value):
+                yield dataclasses.replace(inner, key=f"{field.name}.{inner.key}")
+        else:
+            by_head = isinstance(value, PerHead)
+            yield Setting(
+                key=field.name,
+                type=_BY_HEAD if by_head else describe_type(hints[field.name], field.metadata),
+                default=plain_value(value),
+                help=field.metadata.get("help", ""),
+            )
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _tables(
+    config: type[Config], shared: Mapping[type[Config], str], headings: bool = True
+) -> Iterator[str]:
     """Return a table for every part of a configuration, those of its own first."""
-    parts: dict[str, list[SettingInfo]] = {}
-    for each in list_settings(config):
-        parts.setdefault(each.key.rpartition(".")[0], []).append(each)
-    for part, settings in parts.items():
-        yield (f"### `{part}`\n\n" if part else "") + _table(settings)
+    found = list(_walk(config, shared))
+    settings = [each for each in found if isinstance(each, Setting)]
+    parts: dict[str, list[Setting]] = {}
+    for each in settings:
+        parts.setdefault(_table_of(each.key, settings) if headings else "", []).append(each)
+    if "" in parts:
+        yield _table(parts.pop(""))
+    named = [_reference(each, shared) for each in found if isinstance(each, Part)]
+    if named:
+        yield "Parts that others have too:\n\n" + "\n".join(named)
+    for part, own in parts.items():
+        yield f"### `{part}`\n\n{_table(own)}"
     for part, optional in _OPTIONAL.get(config, ()):
         own = [
-            dataclasses.replace(each, key=f"{part}.{each.key}") for each in list_settings(optional)
+            dataclasses.replace(each, key=f"{part}.{each.key}")
+            for each in _walk(optional, shared)
+            if isinstance(each, Setting)
         ]
         yield f"### `{part}`\n\n{_summary(optional)} {_ASKED_FOR}\n\n{_table(own)}"
 
 
-def _table(settings: Sequence[SettingInfo]) -> str:
+def _table_of(key: str, settings: Sequence[Setting]) -> str:
+    """Return the part in whose table a key stands: its own, or one around it if that is small."""
+    part = key.rpartition(".")[0]
+    while part and sum(each.key.startswith(f"{part}.") for each in settings) < _LEAST_TABLE:
+        part = part.rpartition(".")[0]
+    return part
+
+
+def _reference(part: Part, shared: Mapping[type[Config], str]) -> str:
+    """Return the line that says where a shared part stands, and what is different here."""
+    title = _title(shared[part.config])
+    line = f"* `{part.key}.`: [{title}](#{title.lower()})"
+    changes = [f"`{key}` is {_shown(value)}" for key, value in part.changes.items()]
+    return f"{line}; here {', '.join(changes)}" if changes else line
+
+
+def _places(config: type[Config], shared: Mapping[type[Config], str]) -> str:
+    """Return what the keys of a shared part begin with in every command."""
+    places: dict[str, list[str]] = {}
+    for name, command, _ in _COMMANDS:
+        for prefix in _prefixes(config, command, shared):
+            places.setdefault(prefix, []).append(f"`{name}`")
+    told = [f"`{prefix}.` ({', '.join(names)})" for prefix, names in places.items()]
+    return f"The keys begin with {', '.join(told)}."
+
+
+def _prefixes(
+    config: type[Config], within: type[Config], shared: Mapping[type[Config], str]
+) -> Iterator[str]:
+    for each in _walk(within, shared):
+        if isinstance(each, Part):
+            if each.config is config:
+                yield each.key
+            for inner in _prefixes(config, each.config, shared):
+                yield f"{each.key}.{inner}"
+
+
+def _title(name: str) -> str:
+    return name.capitalize()
+
+
+def _table(settings: Sequence[Setting]) -> str:
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for each in settings:
         meaning = each.help.replace("|", "\\|")
@@ -109,7 +261,7 @@ def _table(settings: Sequence[SettingInfo]) -> str:
 
 def _shown(value: Any) -> str:
     """Return a default as `--set` would take it."""
-    if value is dataclasses.MISSING:
+    if value is MISSING:
         return "must be given"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return f"`{text}`"

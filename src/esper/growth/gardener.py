@@ -85,6 +85,7 @@ def describe_decision(
 
 
 DEFAULT_CONTROLLER = "tamiyo"
+MOST_ROLLBACKS = 3  # Rollbacks in a row after which growing one network gives up.
 
 _TOLD = ("num_classes", "chance_loss", "train_samples", "samples_per_epoch")
 """What a gardener can be told of its task."""
@@ -551,7 +552,7 @@ class Gardener:
             return None
         self._rollbacks += 1
         self.controller.reset(1, "cpu")
-        if self._rollbacks >= self.config.governor.most_rollbacks:
+        if self._rollbacks >= MOST_ROLLBACKS:
             raise NonFiniteError(
                 f"{panic.text} in {self._rollbacks} epochs in a row, each from the last safe "
                 f"state; {advice}"

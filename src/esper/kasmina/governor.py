@@ -124,27 +124,27 @@ def record_gradients(state: SlotState, mask: Tensor, sample: GradientSample) -> 
     )
 
 
+# ---- The governor
+
+
+WINDOW = 20  # Losses that are remembered.
+MIN_SAMPLES = 10  # Losses needed before anything but NaN is judged.
+SIGMAS = 6.0  # Standard deviations above the mean of a divergence.
+FACTOR = 3.0  # Times the mean of a divergence.
+LEARNED_SHARE = 0.6  # Share of the chance loss below which a host has learned.
+CHANCE_SHARE = 0.065  # Distance to the chance loss, as a share of it, that counts as chance.
+
+
 @dataclass(frozen=True, kw_only=True)
 class GovernorConfig(Config):
     """When the governor panics, and how often it takes a snapshot."""
 
     is_on: bool = option(True, "Whether rows are watched at all.")
     snapshot_every: int = option(5, "Epochs between snapshots.", minimum=1)
-    window: int = option(20, "Losses that are remembered.", minimum=2)
-    min_samples: int = option(10, "Losses needed before anything but NaN is judged.", minimum=2)
-    max_loss: float = option(12.0, "A loss below this is never a divergence.", above=0.0)
-    sigmas: float = option(6.0, "Standard deviations above the mean of a divergence.", above=0.0)
-    factor: float = option(3.0, "Times the mean of a divergence.", above=1.0)
+    max_loss: float = option(
+        12.0, "A loss below this is never a divergence (15 for text).", above=0.0
+    )
     patience: int = option(3, "Diverged epochs in a row that are a panic.", minimum=1)
-    learned_share: float = option(
-        0.6, "Share of the chance loss below which a host has learned.", above=0.0, maximum=1.0
-    )
-    chance_share: float = option(
-        0.065, "Distance to the chance loss, as a share of it, that counts as chance.", above=0.0
-    )
-    most_rollbacks: int = option(
-        3, "Rollbacks in a row after which growing one network gives up.", minimum=1
-    )
 
 
 class Panic(Worded):
@@ -166,11 +166,9 @@ class GovernorState(TensorRecord):
     """int64 [R], diverged epochs in a row."""
 
 
-def start_governing(
-    rows: int, config: GovernorConfig, device: torch.device | str = "cpu"
-) -> GovernorState:
+def start_governing(rows: int, device: torch.device | str = "cpu") -> GovernorState:
     """Return the state before the first epoch."""
-    unknown = torch.full((rows, config.window), math.nan, dtype=torch.float64, device=device)
+    unknown = torch.full((rows, WINDOW), math.nan, dtype=torch.float64, device=device)
     return GovernorState(
         losses=unknown, anomalies=torch.zeros(rows, dtype=torch.int64, device=device)
     )
@@ -190,18 +188,18 @@ def govern(
     mean = filled.sum(1) / count.clamp(min=1)
     spread = torch.where(known, (state.losses - mean[:, None]).square(), torch.zeros_like(filled))
     sigma = (spread.sum(1) / count.clamp(min=1)).sqrt()
-    judged = count >= config.min_samples
+    judged = count >= MIN_SAMPLES
     finite = torch.isfinite(loss)
 
-    had_learned = mean < config.learned_share * chance_loss
-    at_chance = (loss - chance_loss).abs() < config.chance_share * chance_loss
+    had_learned = mean < LEARNED_SHARE * chance_loss
+    at_chance = (loss - chance_loss).abs() < CHANCE_SHARE * chance_loss
     lobotomy = judged & had_learned & at_chance & finite
     anomaly = (
         judged
         & finite
         & (loss > config.max_loss)
-        & (loss > mean + config.sigmas * sigma)
-        & (loss > config.factor * mean)
+        & (loss > mean + SIGMAS * sigma)
+        & (loss > FACTOR * mean)
     )
     anomalies = torch.where(anomaly, state.anomalies + 1, torch.zeros_like(state.anomalies))
     divergence = anomalies >= config.patience

@@ -138,7 +138,7 @@ class RowGroup:
         self.enabled = torch.ones((rows, slots), dtype=torch.bool, device=self.device)
         self.state: SlotState = empty_state(rows, slots, self.device)
         self.tracker: TrackerState = start_tracking(rows, config.tracker, self.device)
-        self.governor: GovernorState = start_governing(rows, config.governor, self.device)
+        self.governor: GovernorState = start_governing(rows, self.device)
         self.last_op = self._full(int(LifecycleOp.WAIT))
         self.last_success = torch.ones(rows, dtype=torch.bool, device=self.device)
         self.panic = self._full(int(Panic.NONE))

@@ -16,6 +16,7 @@ from esper.leyline.actions import TensorRecord
 from esper.leyline.config import Config, option
 from esper.leyline.signals import HISTORY, Signals
 
+LEAST_PROGRESS = 0.1  # Progress, as a share of the first loss, that is assumed at least.
 _SPAN = 3
 """Epochs over which the gain is averaged."""
 
@@ -36,9 +37,6 @@ class TrackerConfig(Config):
         0.05,
         "Rise of the loss per epoch, relative to all progress, below which it is stable.",
         above=0.0,
-    )
-    least_progress: float = option(
-        0.1, "Progress, as a share of the first loss, that is assumed at least.", above=0.0
     )
     stable_epochs: int = option(
         3, "Stable epochs in a row that close the latch; 0 closes it at once.", minimum=0
@@ -199,7 +197,7 @@ def track_epoch(
         score < 0, state.best_score.abs() * config.plateau_points / 100, config.plateau_points
     )
     stuck = (score - state.best_score) < margin
-    progress = torch.maximum(first_loss - best_loss, config.least_progress * first_loss.abs())
+    progress = torch.maximum(first_loss - best_loss, LEAST_PROGRESS * first_loss.abs())
     # The mean gain of the last epochs; NaN, which compares false, until there are enough.
     gain = (state.loss_history[:, -_SPAN] - loss) / _SPAN / progress
     stable = (gain > -config.stable_loss) & (gain < config.stable_gain)

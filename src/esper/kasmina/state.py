@@ -235,6 +235,12 @@ def empty_state(rows: int, slots: int, device: torch.device | str = "cpu") -> Sl
 _REACHED = 1e-6
 
 
+# What the strict gates ask for beside what is set.
+MIN_IMPROVEMENT = 0.5  # Points the host must have gained during TRAINING.
+MIN_GRADIENT_RATIO = 0.1  # Least gradient of the seed relative to the host's.
+MIN_CONTRIBUTION = 1.0  # Points a seed must contribute to fossilize.
+
+
 @dataclass(frozen=True, kw_only=True)
 class GateConfig(Config):
     """Thresholds of the gates."""
@@ -250,15 +256,6 @@ class GateConfig(Config):
     )
     min_gradient_health: float = option(
         0.7, "Gradient health a seed needs to blend and to fossilize.", minimum=0.0, maximum=1.0
-    )
-    min_improvement: float = option(
-        0.5, "Strict: points the host must have gained during TRAINING.", minimum=0.0
-    )
-    min_gradient_ratio: float = option(
-        0.10, "Strict: least gradient of the seed relative to the host's.", minimum=0.0
-    )
-    min_contribution: float = option(
-        1.0, "Strict: points a seed must contribute to fossilize.", minimum=0.0
     )
     needs_effect: ClassVar[bool] = False
     """Whether G5 keeps only seeds whose measured contribution is not 0 ± 0."""
@@ -303,8 +300,8 @@ def blending_gate(state: SlotState, config: GateConfig) -> Tensor:
     # NaN (never measured) compares false and so fails, as it must.
     return (
         ready
-        & (state.stage_improvement >= config.min_improvement)
-        & (state.grad_ratio >= config.min_gradient_ratio)
+        & (state.stage_improvement >= MIN_IMPROVEMENT)
+        & (state.grad_ratio >= MIN_GRADIENT_RATIO)
     )
 
 
@@ -340,7 +337,7 @@ def fossilize_gate(state: SlotState, config: GateConfig) -> Tensor:
     if config.needs_effect:
         ready = ready & ~has_no_effect(state)
     if config.kind == "strict":
-        ready = ready & (state.contribution >= config.min_contribution)
+        ready = ready & (state.contribution >= MIN_CONTRIBUTION)
     return ready
 
 
@@ -372,8 +369,8 @@ def describe_failure(state: SlotState, slot: int, config: GateConfig) -> str:
                 f"{config.min_gradient_health}, it is {health:.2f}"
             )
         return (
-            f"gate G2 (strict) needs a gain of {config.min_improvement} points during TRAINING "
-            f"and a gradient ratio of {config.min_gradient_ratio}; they are "
+            f"gate G2 (strict) needs a gain of {MIN_IMPROVEMENT} points during TRAINING "
+            f"and a gradient ratio of {MIN_GRADIENT_RATIO}; they are "
             f"{float(state.stage_improvement[0, slot]):.2f} and "
             f"{float(state.grad_ratio[0, slot]):.2f}"
         )
@@ -398,7 +395,7 @@ def describe_failure(state: SlotState, slot: int, config: GateConfig) -> str:
             )
         if strict:
             return (
-                f"gate G5 (strict) needs a contribution of {config.min_contribution} points, it is "
+                f"gate G5 (strict) needs a contribution of {MIN_CONTRIBUTION} points, it is "
                 f"{float(state.contribution[0, slot]):.2f}"
             )
         return "gate G5 needs healthy gradients"

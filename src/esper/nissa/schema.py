@@ -118,7 +118,7 @@ class RoundRow(Row):
     gain_p95: float | None = column("points", "Gains of the episodes: 95th percentile.")
     paid_off_share: float | None = column(
         "share",
-        "Episodes that paid off: their return exceeds `paid_off_return` and, where a twin ran, "
+        "Episodes that paid off: their return exceeds 0, that of waiting, and, where a twin ran, "
         "their network scored above it.",
     )
     paid_off_rolling: float | None = column(

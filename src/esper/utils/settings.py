@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from esper.leyline.config import Config, describe_type, plain_value
+from esper.leyline.config import Config
 from esper.leyline.errors import ConfigError, UsageError, instead, reason_of
 from esper.utils.files import read_regular
 
@@ -224,46 +223,6 @@ def changed_settings(
     return {
         key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingInfo:
-    """What there is to know of one setting before it is set."""
-
-    key: str
-    """Dotted, as `--set` takes it."""
-    type: str
-    """What it may be, in words."""
-    default: Any
-    """Plain data; `dataclasses.MISSING` where it must be given."""
-    help: str
-    """One sentence."""
-
-
-def list_settings(config: type[Config], default: Config | None = None) -> Iterator[SettingInfo]:
-    """Return every setting of a configuration and of those within it, in their order.
-
-    Args:
-        config: the configuration.
-        default: where the values come from; the declared ones where there is none.
-    """
-    hints = typing.get_type_hints(config)
-    for field in dataclasses.fields(config):
-        value = field.default
-        if default is not None:
-            value = getattr(default, field.name)
-        elif field.default_factory is not dataclasses.MISSING:
-            value = field.default_factory()
-        if isinstance(value, Config):
-            for inner in list_settings(type(value), value):
-                yield dataclasses.replace(inner, key=f"{field.name}.{inner.key}")
-            continue
-        yield SettingInfo(
-            key=field.name,
-            type=describe_type(hints[field.name], field.metadata),
-            default=plain_value(value),
-            help=field.metadata.get("help", ""),
-        )
 
 
 def is_within(key: str, names: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from esper.kasmina.engine import EpochResult, RowWeights
-from esper.kasmina.governor import GovernorConfig
+from esper.kasmina.governor import MIN_SAMPLES, GovernorConfig
 from esper.lab.population.engine import Strategy
 from esper.lab.population.population import Population
 from esper.lab.population.task_group import TaskGroup, merge_signals, merge_views
@@ -318,11 +318,11 @@ def test_a_governor_that_is_off_leaves_everything_alone() -> None:
 
 def test_a_lobotomy_is_rolled_back_too() -> None:
     task = TinyImages(TinyImages.defaults.replace(baseline_loss=50.0, target_loss=0.1))
-    population = make_population([task], 2, governor=GovernorConfig(min_samples=2))
+    population = make_population([task], 2)
     with populations(population):
         population.reset()
-        do(population)
-        do(population)
+        for _ in range(MIN_SAMPLES):
+            do(population)
         (group,) = population.groups
         measure = group.engine.measure
         calls = []

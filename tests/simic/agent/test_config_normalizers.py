@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.leyline.errors import NonFiniteError, UsageError
+from esper.leyline.errors import NonFiniteError
 from esper.simic.agent.config import RewardScales, ValueNormalizer
 from esper.utils.storage import load_tree, save_tree
 
@@ -52,7 +52,7 @@ def test_reward_state_comes_back_exactly(tmp_path: Path) -> None:
 
 
 def test_returns_set_the_scale_after_the_warm_up_and_then_slowly() -> None:
-    normalizer = ValueNormalizer(momentum=0.9)
+    normalizer = ValueNormalizer()
     normalizer.update(5.0 * torch.randn(31))
     assert float(normalizer.scale) == 1.0
     returns = 100.0 + 5.0 * torch.randn(1000)
@@ -60,7 +60,7 @@ def test_returns_set_the_scale_after_the_warm_up_and_then_slowly() -> None:
     first = float(returns.double().var(correction=0))
     assert float(normalizer.scale) == pytest.approx(first**0.5, rel=1e-5)
     normalizer.update(2.0 * returns)
-    assert float(normalizer.scale) ** 2 == pytest.approx(0.9 * first + 0.1 * 4 * first, rel=1e-4)
+    assert float(normalizer.scale) ** 2 == pytest.approx(0.99 * first + 0.01 * 4 * first, rel=1e-4)
 
 
 def test_a_return_that_is_not_finite_leaves_the_scale() -> None:
@@ -73,10 +73,11 @@ def test_a_return_that_is_not_finite_leaves_the_scale() -> None:
 
 
 def test_returns_that_do_not_vary_never_make_the_scale_zero() -> None:
-    normalizer = ValueNormalizer(momentum=0.0)
+    normalizer = ValueNormalizer()
     normalizer.update(torch.ones(100))
     assert float(normalizer.scale) == 1.0
-    normalizer.update(torch.ones(100))
+    for _ in range(3_000):
+        normalizer.update(torch.ones(2))
     assert float(normalizer.scale) > 0
 
 
@@ -88,8 +89,3 @@ def test_value_state_comes_back_exactly() -> None:
     normalizer.update(more)
     restored.update(more)
     assert torch.equal(normalizer.scale, restored.scale)
-
-
-def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(UsageError, match="momentum"):
-        ValueNormalizer(momentum=1.0)

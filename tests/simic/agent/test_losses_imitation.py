@@ -33,7 +33,7 @@ def test_returns_are_discounted_from_the_end() -> None:
 
 def test_the_best_episodes_stay() -> None:
     buffer = collect(small_policy(), rows=4, steps=5)
-    good = GoodEpisodes(capacity=3, least=0.0)
+    good = GoodEpisodes(capacity=3)
     keep(good, paid(buffer, [-1.0, 0.0, 0.5, 2.0]))
     assert len(good) == 2
     keep(good, paid(buffer, [1.0, 0.7, -3.0, 0.1]))
@@ -45,7 +45,7 @@ def test_the_best_episodes_stay() -> None:
 
 def test_no_task_crowds_out_another() -> None:
     buffer = collect(small_policy(), rows=6, steps=5)
-    good, scales = GoodEpisodes(capacity=3, least=0.0), RewardScales()
+    good, scales = GoodEpisodes(capacity=3), RewardScales()
     tasks = ["rich", "rich", "rich", "poor", "poor", "none"]
     batch = paid(buffer, [9.0, 8.0, 7.0, 0.3, 0.2, -1.0])
     scales.update(tasks, batch.rewards.sum(1))
@@ -57,7 +57,7 @@ def test_no_task_crowds_out_another() -> None:
 
 def test_steps_after_an_episodes_end_do_not_count() -> None:
     buffer = collect(small_policy(), rows=2, steps=6, lengths=[3, 6])
-    good = GoodEpisodes(capacity=4, least=0.0)
+    good = GoodEpisodes(capacity=4)
     batch = paid(buffer, [0.0, 0.0])
     batch.rewards[:, 5] = 1.0
     keep(good, batch)
@@ -66,7 +66,7 @@ def test_steps_after_an_episodes_end_do_not_count() -> None:
 
 def test_episodes_of_different_lengths_are_kept_side_by_side() -> None:
     policy = small_policy()
-    good = GoodEpisodes(capacity=4, least=0.0)
+    good = GoodEpisodes(capacity=4)
     short, long = collect(policy, rows=2, steps=4), collect(policy, rows=2, steps=7)
     keep(good, paid(short, [1.0, 2.0]))
     keep(good, paid(long, [3.0, -1.0]))
@@ -83,7 +83,7 @@ def test_imitation_makes_what_was_done_likelier_and_only_that() -> None:
     policy = small_policy(initial_op_bias=(0.0,) * 6)
     buffer = collect(policy, rows=3, steps=6)
     batch = buffer.batch()
-    good = GoodEpisodes(capacity=1, least=0.0)
+    good = GoodEpisodes(capacity=1)
     paid(buffer, [-1.0, 5.0, -1.0])
     batch.rewards[1, -1] = 1.0
     keep(good, batch)
@@ -113,7 +113,7 @@ def test_imitation_makes_what_was_done_likelier_and_only_that() -> None:
 def test_what_the_critic_expects_already_is_not_imitated() -> None:
     policy = small_policy()
     buffer = collect(policy, rows=2, steps=5)
-    good = GoodEpisodes(capacity=2, least=0.0)
+    good = GoodEpisodes(capacity=2)
     keep(good, paid(buffer, [0.01, 0.01]))
     with torch.no_grad():
         policy.network.value_head[-1].bias.fill_(100.0)

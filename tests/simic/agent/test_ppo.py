@@ -536,9 +536,9 @@ def test_the_critic_explains_a_stationary_target(critic: str) -> None:
 
 def test_the_critic_means_the_same_after_its_scale_has_changed() -> None:
     policy = small_policy()
-    agent = make_agent(policy, learning_rate=1e-30, value_momentum=0.0)
+    agent = make_agent(policy, learning_rate=1e-30)
     update(agent, collect(policy, pay=lambda state, step, at: 0.1 * torch.randn(len(state))))
-    buffer = collect(policy, pay=lambda state, step, at: 100.0 * torch.randn(len(state)))
+    buffer = collect(policy, pay=lambda state, step, at: 1000.0 * torch.randn(len(state)))
     batch = buffer.batch()
     before = agent.value_units([""]) * batch.values
     update(agent, buffer, round=1)

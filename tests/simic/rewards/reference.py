@@ -56,9 +56,8 @@ class RowReference:
     def step(self, transition: Transition, row: int) -> dict[str, float]:
         self.before = row_of(transition.before, row)
         self.after = row_of(transition.after, row)
-        self.asked = int(transition.actions["op"][row])
         self.slot = int(transition.actions["slot"][row])
-        self.op = self.asked if self.after.last_success else WAIT
+        self.op = int(transition.actions["op"][row]) if self.after.last_success else WAIT
         self.is_last = bool(transition.is_last[row])
         self.active = bool(transition.active[row])
         self.rolled_back = self.active and self.after.rolled_back
@@ -76,23 +75,23 @@ class RowReference:
     def mode_twin(self) -> dict[str, float]:
         config = self.config.twin
         now = self.gain_now()
-        recent = [*self.gains, now][-config.final_epochs :]
+        recent = [*self.gains, now][-5:]
         counted = mean(recent) if self.is_last else now
         if self.rolled_back:
-            terms = {"gain": -self.gain / config.scale, "rent": 0.0}
+            terms = {"gain": -self.gain, "rent": 0.0}
         else:
             added = (self.after.params - self.after.host_params) / self.after.host_params
             flops = (self.after.flops - self.after.host_flops) / self.after.host_flops
             points = config.rent_points * added + config.flop_rent_points * flops
             steps = self.after.max_epochs - 1
             terms = {
-                "gain": (self.config.gamma * counted - self.gain) / config.scale,
-                "rent": -points / steps / config.scale,
+                "gain": self.config.gamma * counted - self.gain,
+                "rent": -points / steps,
             }
         undecided = sum(stage in LIVE for stage in self.after.stage)
         settles = self.is_last and not self.rolled_back
         terms["terminal"] = -config.open_seed_cost * undecided if settles else 0.0
-        terms["rollback"] = -config.rollback_penalty if self.rolled_back else 0.0
+        terms["rollback"] = -1.0 if self.rolled_back else 0.0
         if self.config.pay_hindsight:
             terms["hindsight"] = 0.0 if self.rolled_back else self.hindsight()
         self.gain, self.gains = counted, [*self.gains, now]
@@ -123,67 +122,62 @@ class RowReference:
         return self.with_rollback({"terminal": self.committed_terminal()})
 
     def mode_minimal(self) -> dict[str, float]:
-        config = self.config.sparse
-        young = self.op == PRUNE and self.before.age[self.slot] < config.early_age
-        action = -config.early_prune if young else 0.0
+        young = self.op == PRUNE and self.before.age[self.slot] < 5
+        action = -0.1 if young else 0.0
         return self.with_rollback({"action": action, "terminal": self.committed_terminal()})
 
     def mode_basic(self) -> dict[str, float]:
-        config = self.config.basic
         change = self.after.val_score - self.before.val_score
         used = self.effective_params()
         return self.with_rollback(
             {
-                "gain": config.score_weight * change / 100,
-                "rent": -config.param_weight * used / self.after.budget,
+                "gain": 5 * change / 100,
+                "rent": -0.1 * used / self.after.budget,
             }
         )
 
     def mode_simplified(self) -> dict[str, float]:
-        config = self.config.simplified
         terminal = 0.0
         if self.is_last:
-            terminal = config.score_weight * self.after.val_score / 100
-            terminal += config.fossil_bonus * self.count_contributing()
-        action = -config.action_cost if self.op != WAIT else 0.0
+            terminal = 3 * self.after.val_score / 100
+            terminal += 2 * self.count_contributing()
+        action = -0.01 if self.op != WAIT else 0.0
         terms = self.with_rollback({"action": action, "terminal": terminal})
-        terms["pbrs"] = self.pbrs(self.config.potential.scale, self.config.potential.progress_rate)
+        terms["pbrs"] = self.pbrs(0.3, 0.3)
         return terms
 
     def mode_loss(self) -> dict[str, float]:
         config = self.config.loss
         fall = (self.before.val_loss - self.after.val_loss) / config.typical_change
-        fall = max(-config.limit, min(config.limit, fall))
+        fall = max(-5, min(5, fall))
         if fall < 0:
-            fall *= config.regress_share
+            fall *= 0.5
         paying = [
             slot
             for slot, (stage, age) in enumerate(zip(self.after.stage, self.after.age, strict=True))
-            if stage in MODULE and age > config.rent_free
+            if stage in MODULE and age > 3
         ]
         grown = sum(self.after.slot_params[slot] for slot in paying)
-        flops = sum(self.after.slot_flops[slot] for slot in paying)
         rent = config.rent_weight * math.log1p(grown / self.after.host_params)
-        rent += config.flop_rent_weight * math.log1p(flops / self.after.host_flops)
         terminal = 0.0
         if self.is_last:
             share = (config.baseline - self.after.val_loss) / (config.baseline - config.target)
             terminal = max(0.0, min(1.0, share))
         terms = self.with_rollback(
             {
-                "gain": config.weight * fall,
-                "rent": -min(rent, config.rent_limit),
+                "gain": 5 * fall,
+                "rent": -min(rent, 5),
                 "terminal": terminal,
             }
         )
-        terms["pbrs"] = self.pbrs(config.potential_scale, 0.0)
+        terms["pbrs"] = self.pbrs(0.1, 0.0)
         return terms
 
     def with_rollback(self, terms: dict[str, float]) -> dict[str, float]:
         """A rollback replaces everything a step would have paid."""
         if self.rolled_back:
             terms = dict.fromkeys(terms, 0.0)
-        terms["rollback"] = -self.config.governor.rollback_penalty if self.rolled_back else 0.0
+        terms["rollback"] = -10.0 if self.rolled_back else 0.0
         return terms
 
     def shaped_terms(self, attribution: float) -> dict[str, float]:
@@ -201,10 +195,10 @@ class RowReference:
         }
         terms = self.with_rollback(terms)
         removed = [s for s in self.seeds if self.after.stage[s] not in MODULE]
-        terms["auto_prune"] = -self.config.governor.auto_prune * len(removed)
+        terms["auto_prune"] = -0.2 * len(removed)
         if not self.rolled_back:
             terms["auto_prune"] = 0.0
-        terms["pbrs"] = self.pbrs(self.config.potential.scale, self.config.potential.progress_rate)
+        terms["pbrs"] = self.pbrs(0.3, 0.3)
         terms["clawback"] = self.clawback()
         terms["hindsight"] = self.hindsight()
         if self.config.disable_pbrs:
@@ -228,35 +222,33 @@ class RowReference:
         improvement = self.improvement(slot)
         if improvement >= 0:
             return 1.0
-        steep = self.config.attribution.regress_steepness
-        return 1 / (1 + math.exp(min(-steep * improvement, 700)))
+        return 1 / (1 + math.exp(min(-3 * improvement, 700)))
 
     def ransomware(self, slot: int) -> float:
-        config = self.config.ransomware
         worth, improvement = self.contribution(slot), self.improvement(slot)
-        if self.config.disable_anti_gaming or worth is None or worth <= config.min_contribution:
+        if self.config.disable_anti_gaming or worth is None or worth <= 1:
             return 0.0
-        if self.regress_discount(slot) < config.min_discount:
+        if self.regress_discount(slot) < 0.5:
             return 0.0
-        if improvement > config.min_improvement:
-            excess = worth / improvement - config.max_ratio
+        if improvement > 0.1:
+            excess = worth / improvement - 5
             if excess <= 0:
                 return 0.0
-            return -min(config.limit, config.ratio_weight * excess / config.max_ratio)
-        return -config.limit * min(1.0, worth / config.contribution_scale)
+            return -min(0.3, 0.1 * excess / 5)
+        return -0.3 * min(1.0, worth / 10)
 
     def timing_discount(self, slot: int) -> float:
-        config = self.config.timing
-        if self.config.disable_timing_discount or config.epochs == 0:
+        epochs = self.config.timing.epochs
+        if self.config.disable_timing_discount or epochs == 0:
             return 1.0
         germinated = self.before.epoch - self.before.age[slot]
-        if germinated >= config.epochs:
+        if germinated >= epochs:
             return 1.0
-        return config.least + (1 - config.least) * germinated / config.epochs
+        return 0.4 + 0.6 * germinated / epochs
 
     def bounded(self, worth: float, progress: float | None, combination: str) -> float:
         if progress is None:
-            return self.config.attribution.unknown_share * worth
+            return 0.5 * worth
         if progress <= 0:
             return 0.0
         if worth < progress:
@@ -266,23 +258,23 @@ class RowReference:
         return math.sqrt(progress * worth) if combination == "geometric" else progress
 
     def attribution_of(self, slot: int) -> float:
-        config = self.config.attribution
         worth, seed = self.contribution(slot), self.seeds[slot]
         is_pruned = self.op == PRUNE and slot == self.slot
         account = seed.paid * len(self.live)
         if worth is None:
-            proxy = config.proxy_weight * max(self.last_change(), 0.0)
+            proxy = 0.3 * max(self.last_change(), 0.0)
             if not is_pruned:
                 return 0.0 if self.fossilizes_harm(slot) else proxy
-            return -proxy - (max(account, 0.0) if config.settles_prunes else 0.0)
+            return -proxy - max(account, 0.0)
         if worth < 0:
             if not is_pruned:
                 return 0.0 if self.fossilizes_harm(slot) else worth
-            return min(-worth, max(-account, 0.0)) if config.settles_prunes else -worth
+            return min(-worth, max(-account, 0.0))
         if self.fossilizes_harm(slot):
             return 0.0
         progress = None if seed.before is None else self.before.val_score - seed.before
-        earned = self.bounded(worth, progress, config.combination) * self.regress_discount(slot)
+        earned = self.bounded(worth, progress, self.config.attribution.combination)
+        earned *= self.regress_discount(slot)
         sign = -1 if is_pruned else 1
         return (sign * earned + self.ransomware(slot)) * self.timing_discount(slot)
 
@@ -294,7 +286,7 @@ class RowReference:
         return 0.0 if math.isnan(older) else newest - older
 
     def move_balance(self, slot: int) -> float:
-        config, seed = self.config.escrow, self.seeds[slot]
+        seed = self.seeds[slot]
         worth, held = self.contribution(slot), seed.balance
         is_pruned = self.op == PRUNE and slot == self.slot
         if is_pruned or self.after.stage[slot] not in MODULE:
@@ -306,10 +298,10 @@ class RowReference:
         if worth < 0:
             seed.balance = 0.0
             return worth - held
-        scores = [s for s in self.before.score_history[-config.stable_epochs :] if s == s]
+        scores = [s for s in self.before.score_history[-3:] if s == s]
         progress = None if seed.before is None else min(scores) - seed.before
-        goal = max(0.0, self.bounded(worth, progress, config.combination) + self.ransomware(slot))
-        change = max(-config.max_change, min(config.max_change, goal - held))
+        goal = max(0.0, self.bounded(worth, progress, "geometric") + self.ransomware(slot))
+        change = max(-2, min(2, goal - held))
         if self.fossilizes_harm(slot):
             change = min(change, 0.0)
         seed.balance = held + change
@@ -318,50 +310,39 @@ class RowReference:
     # -- other terms -----------------------------------------------------------------------------
 
     def blending_of(self, slot: int) -> float:
-        config = self.config.warning
         if self.before.stage[slot] != BLENDING or self.improvement(slot) >= 0:
             return 0.0
         epochs = self.before.epochs_in_stage[slot]
-        return -config.blending_base - min(config.blending_slope * epochs, config.blending_limit)
+        return -0.1 - min(0.05 * epochs, 0.3)
 
     def holding_of(self, slot: int) -> float:
-        config = self.config.warning
         epochs = self.before.epochs_in_stage[slot]
-        if self.before.stage[slot] != HOLDING or epochs < config.holding_free:
+        if self.before.stage[slot] != HOLDING or epochs < 2:
             return 0.0
-        if config.holding_ops == "wait" and self.op != WAIT:
+        if self.config.warning.holding_ops == "wait" and self.op != WAIT:
             return 0.0
         if self.op in (FOSSILIZE, PRUNE) and slot == self.slot:
             return 0.0
         if self.attribution_of(slot) <= NOTHING:
             return 0.0
-        cost = config.holding_base + config.holding_slope * (epochs - config.holding_free)
-        return -min(cost, config.holding_limit)
+        return -min(0.1 + 0.05 * (epochs - 2), 0.3)
 
     def synergy_of(self, slot: int) -> float:
-        config = self.config.synergy
         total = sum(self.before.interaction[slot])
-        if self.regress_discount(slot) < config.min_discount or total <= 0:
+        if self.regress_discount(slot) < 0.5 or total <= 0:
             return 0.0
         if self.attribution_of(slot) <= NOTHING:
             return 0.0
-        return config.weight * math.tanh(config.steepness * total)
+        return 0.1 * math.tanh(0.5 * total)
 
     def pbrs(self, scale: float, rate: float) -> float:
         later = 0.0 if self.ended else self.potential(self.after, rate)
         return scale * (self.config.gamma * later - self.potential(self.before, rate))
 
     def potential(self, signals: Any, rate: float) -> float:
-        config = self.config.potential
-        levels = {
-            GERMINATED: config.germinated,
-            TRAINING: config.training,
-            BLENDING: config.blending,
-            HOLDING: config.holding,
-            FOSSIL: config.fossilized,
-        }
+        levels = {GERMINATED: 1.0, TRAINING: 2.0, BLENDING: 3.5, HOLDING: 5.5, FOSSIL: 6.0}
         return sum(
-            levels[stage] + min(rate * epochs, config.progress_limit)
+            levels[stage] + min(rate * epochs, 2)
             for stage, epochs in zip(signals.stage, signals.epochs_in_stage, strict=True)
             if stage in levels
         )
@@ -369,28 +350,20 @@ class RowReference:
     def effective_params(self) -> float:
         after = self.after
         return sum(
-            self.config.rent.slot_share * after.host_params + alpha * size
+            0.0039 * after.host_params + alpha * size
             for stage, alpha, size in zip(after.stage, after.alpha, after.slot_params, strict=True)
             if stage in BLENDED
         )
 
     def rent(self) -> float:
         config = self.config.rent
-        after = self.after
-        growth = self.effective_params() / max(after.host_params, config.min_host, 1)
-        flops = sum(
-            alpha * flops
-            for stage, alpha, flops in zip(after.stage, after.alpha, after.slot_flops, strict=True)
-            if stage in BLENDED
-        )
-        rent = config.weight * math.log1p(growth)
-        rent += config.flop_weight * math.log1p(flops / after.host_flops)
-        return -min(rent, config.limit)
+        growth = self.effective_params() / max(self.after.host_params, config.min_host, 1)
+        return -min(0.5 * math.log1p(growth), config.limit)
 
     def shock(self) -> float:
         config = self.config.shock
-        host = max(self.before.host_params, config.min_host, 1)
-        cost = config.weight * sum(
+        host = max(self.before.host_params, 200)
+        cost = 0.1958 * sum(
             (now - then) ** 2 * size / host
             for now, then, size in zip(
                 self.after.alpha, self.before.alpha, self.before.slot_params, strict=True
@@ -402,7 +375,7 @@ class RowReference:
         config = self.config.occupancy
         seeds = sum(stage in MODULE for stage in self.after.stage)
         fossils = self.after.stage.count(FOSSIL)
-        return -config.per_seed * max(0, seeds - config.free_seeds) - config.per_fossil * fossils
+        return -config.per_seed * max(0, seeds - 1) - config.per_fossil * fossils
 
     def is_first(self) -> bool:
         return self.op == GERMINATE and self.germinations == 0
@@ -411,73 +384,48 @@ class RowReference:
         return self.config.first_germination.bonus if self.is_first() else 0.0
 
     def clawback(self) -> float:
-        config = self.config.first_germination
         slot = self.slot if self.is_first() else self.first_slot
-        if slot is None or not config.is_returned or (self.is_first() and self.rolled_back):
+        if slot is None or (self.is_first() and self.rolled_back):
             return 0.0
         gone = self.after.stage[slot] not in MODULE
         unripe = self.ended and self.after.stage[slot] in (GERMINATED, TRAINING)
         if not gone and not unripe:
             return 0.0
         age = 0 if self.is_first() else self.before.age[slot]
-        return -config.bonus / self.config.gamma**age
+        return -self.config.first_germination.bonus / self.config.gamma**age
 
     def action(self) -> float:
-        config, slot = self.config.operation, self.slot
-        if not self.after.last_success and config.punish_refusals:
-            return -self.refused()
-        if self.op == WAIT:
+        if self.op in (WAIT, ADVANCE):
             return 0.0
         if self.op == GERMINATE:
-            return -config.germinate
+            return -self.config.operation.germinate
         if self.op == SET_ALPHA:
-            return -config.set_alpha_target
-        if self.op == ADVANCE:
-            return -config.advance
+            return -0.005
         if self.op == FOSSILIZE:
-            return -config.fossilize + self.fossilize(slot)
-        return -config.prune + self.prune(slot)
+            return -0.01 + self.fossilize(self.slot)
+        return -0.005 + self.prune(self.slot)
 
     def fossilize(self, slot: int) -> float:
-        config, guard = self.config.operation, self.config.ransomware
         worth, improvement = self.contribution(slot), self.improvement(slot)
         if improvement < 0:
-            cost = config.fossilize_harm
-            cost += min(config.fossilize_harm_slope * -improvement, config.fossilize_harm_limit)
-            if worth is not None and worth > guard.hostage_contribution:
-                cost += config.fossilize_hostage * (improvement < guard.hostage_improvement)
+            cost = 0.5 + min(0.2 * -improvement, 1.0)
+            if worth is not None and worth > 0.1:
+                cost += 0.3 * (improvement < -0.2)
             return -cost
-        if worth is not None and worth >= config.fossilize_contribution:
-            settled = min(1.0, self.before.epochs_in_stage[slot] / config.fossilize_epochs)
-            return (config.fossilize_bonus + config.fossilize_slope * worth) * settled
-        return -config.fossilize_idle
+        if worth is not None and worth >= 1:
+            return (0.5 + 0.1 * worth) * min(1.0, self.before.epochs_in_stage[slot] / 5)
+        return -0.2
 
     def prune(self, slot: int) -> float:
         config = self.config.operation
         worth, age = self.contribution(slot), self.before.age[slot]
         if worth is None:
-            return -config.prune_unknown if age < config.prune_unknown_age else 0.0
-        if worth < config.prune_harmful_contribution:
-            ripe = age >= config.prune_harmful_age
-            return config.prune_harmful if ripe else -config.prune_harmful_young
+            return -0.1 if age < 5 else 0.0
+        if worth < -0.5:
+            return config.prune_harmful if age >= config.prune_harmful_age else -0.1
         if worth < 0:
-            return config.prune_useless
-        return -min(config.prune_good + config.prune_good_slope * worth, config.prune_good_limit)
-
-    def refused(self) -> float:
-        config = self.config.operation
-        stage, age = self.before.stage[self.slot], self.before.age[self.slot]
-        if self.asked == GERMINATE:
-            return config.refused_germinate if stage in MODULE else 0.0
-        if self.asked == FOSSILIZE:
-            return config.refused_fossilize if stage != HOLDING else 0.0
-        if self.asked == PRUNE:
-            if stage not in MODULE:
-                return config.refused_prune
-            if stage == FOSSIL:
-                return config.refused_prune_fossil
-            return config.refused_prune_young * max(0, config.min_prune_age - age)
-        return 0.0
+            return 0.1
+        return -min(0.3 + 0.05 * worth, 0.9)
 
     def count_contributing(self) -> int:
         kept = {slot for slot in self.contributing if self.after.stage[slot] in MODULE}
@@ -487,22 +435,18 @@ class RowReference:
         if self.op != FOSSILIZE:
             return False
         worth = self.contribution(self.slot)
-        enough = self.improvement(self.slot) >= self.config.terminal.min_improvement
+        enough = self.improvement(self.slot) >= 1
         return enough and worth is not None and worth >= 0
 
     def terminal(self) -> float:
-        config = self.config.terminal
         if not self.is_last:
             return 0.0
-        count = self.count_contributing()
-        if config.fossil_saturation is None:
-            fossils = config.fossil_bonus * count
-        else:
-            fossils = config.fossil_bonus * math.tanh(count / config.fossil_saturation)
-        return config.score_weight * self.after.val_score + fossils
+        count, saturation = self.count_contributing(), self.config.terminal.fossil_saturation
+        counted = count if saturation is None else math.tanh(count / saturation)
+        return 0.05 * self.after.val_score + 3 * counted
 
     def committed_terminal(self) -> float:
-        config, after = self.config.sparse, self.after
+        after = self.after
         if not self.is_last:
             return 0.0
         live = [s for s, stage in enumerate(after.stage) if stage in LIVE]
@@ -515,27 +459,26 @@ class RowReference:
             for stage, size in zip(after.stage, after.slot_params, strict=True)
             if stage == FOSSIL
         )
-        value = score / 100 - config.param_weight * fossil / after.budget
-        return config.scale * max(-config.limit, min(config.limit, value))
+        value = score / 100 - 0.1 * fossil / after.budget
+        return self.config.sparse.scale * max(-1.0, min(1.0, value))
 
     def hindsight(self) -> float:
         return self.pending + (self.credit()[0] if self.ended else 0.0)
 
     def credit(self) -> tuple[float, int, float]:
         """What this step earns in hindsight, from how many scaffolds, with what mean delay."""
-        config = self.config.hindsight
         if self.op != FOSSILIZE or self.improvement(self.slot) <= 0:
             return 0.0, 0, math.nan
         total, scaffolds, delays = 0.0, set(), []
         for scaffold, beneficiary, epoch, boost in self.ledger:
             if beneficiary != self.slot:
                 continue
-            size = math.tanh(config.steepness * boost * self.improvement(self.slot))
+            size = math.tanh(0.1 * boost * self.improvement(self.slot))
             delay = self.before.epoch - epoch
-            total += config.weight * size * self.config.gamma**delay
+            total += 0.1 * size * self.config.gamma**delay
             scaffolds.add(scaffold)
             delays.append(delay)
-        return min(total, config.limit), len(scaffolds), mean(delays) if delays else math.nan
+        return min(total, 0.2), len(scaffolds), mean(delays) if delays else math.nan
 
     def gain_now(self) -> float:
         if not self.has_parted and not self.takes_part():

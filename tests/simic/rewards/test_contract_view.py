@@ -14,7 +14,7 @@ from tests.simic.rewards.stories import Story, detail
 
 def view_of_first_step() -> StepView:
     first, transitions = random_episode(32, 3, 6, generator(0, "view"))
-    memory = start_memory(first, final_epochs=5, keeps_boosts=False)
+    memory = start_memory(first, keeps_boosts=False)
     return StepView(transitions[0], memory, RewardConfig())
 
 
@@ -55,7 +55,7 @@ COUNTS = ("seeds_germinated", "seeds_fossilized", "seeds_contributing", "seeds_p
 
 def test_a_memory_starts_empty_and_survives_its_state() -> None:
     first, _ = random_episode(3, 2, 7, generator(0, "memory"))
-    memory = start_memory(first, final_epochs=5, keeps_boosts=True)
+    memory = start_memory(first, keeps_boosts=True)
     assert memory.boosts.shape == (3, 2, 2, int(first.max_epochs.max()) + 1)
     assert bool(memory.score_first.isnan().all())
     again = Memory.from_state_dict(memory.state_dict())
@@ -65,12 +65,12 @@ def test_a_memory_starts_empty_and_survives_its_state() -> None:
 
 def test_only_modes_with_a_ledger_have_room_for_one() -> None:
     first, _ = random_episode(3, 2, 7, generator(0, "memory"))
-    assert start_memory(first, final_epochs=5, keeps_boosts=False).boosts.numel() == 0
+    assert start_memory(first, keeps_boosts=False).boosts.numel() == 0
 
 
 def test_seeds_that_are_there_at_the_start_improve_from_there_on() -> None:
     signals, _ = random_signals(64, 3, generator(0, "grown"))
-    memory = start_memory(signals, final_epochs=5, keeps_boosts=False)
+    memory = start_memory(signals, keeps_boosts=False)
     known = ~memory.score_first.isnan()
     assert bool(known.any())
     assert torch.equal(memory.score_first[known], signals.val_score[:, None].expand(64, 3)[known])
@@ -79,7 +79,7 @@ def test_seeds_that_are_there_at_the_start_improve_from_there_on() -> None:
 
 def test_a_state_of_another_version_is_refused() -> None:
     first, _ = random_episode(1, 1, 3, generator(0, "memory"))
-    state = start_memory(first, final_epochs=5, keeps_boosts=False).state_dict()
+    state = start_memory(first, keeps_boosts=False).state_dict()
     state["surprise"] = state.pop("gain")
     with pytest.raises(CheckpointError, match="lacks gain and has surprise beyond"):
         Memory.from_state_dict(state)

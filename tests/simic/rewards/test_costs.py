@@ -2,22 +2,15 @@ import math
 
 from esper.leyline.actions import LifecycleOp
 from esper.simic.rewards import RewardConfig
-from esper.simic.rewards.costs import (
-    GovernorRewardConfig,
-    RentConfig,
-    ShockConfig,
-    effective_flops,
-    effective_params,
-)
+from esper.simic.rewards.costs import RentConfig, ShockConfig, effective_params
 from tests.simic.rewards.stories import Story, close, every_seed, term
 
 SHAPED = RewardConfig(mode="shaped")
 HOST = 10_000
 
 
-def held(config: RewardConfig, size: int, slots: int = 1, flops: int = 0) -> Story:
-    sizes, operations = every_seed(size), every_seed(flops)
-    story = Story(config, slots=slots, seed_params=sizes, seed_flops=operations)
+def held(config: RewardConfig, size: int, slots: int = 1) -> Story:
+    story = Story(config, slots=slots, seed_params=every_seed(size))
     story.hold()
     return story
 
@@ -33,28 +26,10 @@ def test_rent_has_a_limit() -> None:
     assert close(term(held(far, 10_000_000).wait(), "rent"), -0.5 * math.log1p(1_000.0039))
 
 
-def test_operations_cost_only_where_they_have_a_weight() -> None:
-    story = held(SHAPED, 5_000, flops=750_000)
-    without = term(story.wait(), "rent")
-    assert close(without, -0.5 * math.log1p(0.0039 + 0.5))
-    weighed = SHAPED.replace(rent=RentConfig(flop_weight=0.2))
-    assert close(
-        term(held(weighed, 5_000, flops=750_000).wait(), "rent"), without - 0.2 * math.log1p(0.75)
-    )
-    assert term(held(weighed, 5_000, flops=10**12).wait(), "rent") == -1.5
-
-
-def test_operations_count_by_amplitude() -> None:
-    story = held(SHAPED, 5_000, flops=750_000)
-    assert float(effective_flops(story.signals)) == 750_000
-    story.set_alpha(0)
-    assert close(float(effective_flops(story.signals)), 375_000)
-
-
 def test_amplitude_counts_and_fossils_go_on_paying() -> None:
     story = held(SHAPED, 5_000)
     story.set_alpha(0)
-    assert close(float(effective_params(story.signals, SHAPED.rent)), 39 + 2_500)
+    assert close(float(effective_params(story.signals)), 39 + 2_500)
     story = held(SHAPED, 5_000)
     before = term(story.wait(), "rent")
     assert term(story.fossilize(), "rent") == before
@@ -105,8 +80,3 @@ def test_pruning_by_hand_is_no_business_of_the_governor() -> None:
     story = Story(SHAPED)
     story.germinate()
     assert term(story.prune(), "auto_prune") == 0
-
-
-def test_the_penalty_is_configured() -> None:
-    config = SHAPED.replace(governor=GovernorRewardConfig(rollback_penalty=3.0))
-    assert float(Story(config).do(LifecycleOp.WAIT, rolled_back=True).total) == -3

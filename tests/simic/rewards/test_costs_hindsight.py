@@ -3,11 +3,10 @@ import math
 import torch
 
 from esper.simic.rewards import RewardConfig
-from esper.simic.rewards.costs import HindsightConfig
 from tests.simic.rewards.stories import Story, close, detail
 
 GAMMA = 0.9
-CONFIG = RewardConfig(mode="shaped", gamma=GAMMA, hindsight=HindsightConfig(limit=9.0))
+CONFIG = RewardConfig(mode="shaped", gamma=GAMMA)
 
 
 def boosted(config: RewardConfig, score: float = 54.0) -> Story:
@@ -77,7 +76,7 @@ def test_there_is_no_credit_without_improvement() -> None:
 
 
 def test_one_fossilization_earns_at_most_the_limit() -> None:
-    story = boosted(CONFIG.replace(hindsight=HindsightConfig(), gamma=1.0), score=90.0)
+    story = boosted(CONFIG.replace(gamma=1.0), score=90.0)
     story.interaction[0] = torch.tensor([[0.0, 50.0], [50.0, 0.0]])
     story.wait(5)
     story.advance(1)
@@ -87,10 +86,10 @@ def test_one_fossilization_earns_at_most_the_limit() -> None:
 def test_every_epoch_of_boosts_counts() -> None:
     story = boosted(CONFIG)
     story.interaction[0] = torch.tensor([[0.0, 5.0], [5.0, 0.0]])
-    story.wait(2)
+    story.wait()
     story.interaction.zero_()
     story.advance(1)
     step = story.fossilize(1)
     size = 0.1 * math.tanh(0.1 * 5 * 4)
-    assert close(detail(step, "hindsight_credit"), size * (GAMMA + GAMMA**2 + GAMMA**3))
-    assert detail(step, "scaffold_delay") == 2
+    assert close(detail(step, "hindsight_credit"), size * (GAMMA + GAMMA**2))
+    assert detail(step, "scaffold_delay") == 1.5

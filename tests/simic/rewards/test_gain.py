@@ -7,12 +7,7 @@ import torch
 
 from esper.leyline.actions import LifecycleOp
 from esper.simic.rewards import RewardConfig, make_reward
-from esper.simic.rewards.gain import (
-    PotentialConfig,
-    TerminalConfig,
-    committed_score,
-    potential,
-)
+from esper.simic.rewards.gain import TerminalConfig, committed_score, potential
 from esper.testing import random_episode
 from esper.utils.randomness import generator
 from tests.simic.rewards.stories import Story, close, term
@@ -46,11 +41,11 @@ def test_a_jump_of_the_loss_is_bounded() -> None:
 SHAPED = RewardConfig(mode="shaped")
 
 
-def with_fossils(config: RewardConfig, count: int) -> Story:
+def with_fossils(config: RewardConfig, count: int, points: float = 2) -> Story:
     story = Story(config, slots=3, horizon=40)
     for slot in range(count):
         story.hold(slot)
-        story.score += 2
+        story.score += points
         story.contribution[:] = 1.5
         story.wait(2)
         story.fossilize(slot)
@@ -69,8 +64,8 @@ def test_without_saturation_every_fossil_counts_alike() -> None:
 
 
 def test_a_fossil_without_improvement_is_not_counted() -> None:
-    config = SHAPED.replace(terminal=TerminalConfig(min_improvement=5.0))
-    assert close(term(with_fossils(config, 2).finish(), "terminal"), 0.05 * 54)
+    last = with_fossils(SHAPED, 2, points=0.9).finish()
+    assert close(term(last, "terminal"), 0.05 * 51.8)
 
 
 def test_a_fossil_of_the_last_step_counts() -> None:
@@ -126,31 +121,29 @@ def test_the_discounted_sum_over_any_episode_is_zero(mode: str, seed: int) -> No
 
 
 def test_potential_of_every_stage_and_its_epochs() -> None:
-    config = PotentialConfig()
     story = Story(RewardConfig(mode="shaped"))
-    assert float(potential(story.signals, config)) == 0
+    assert float(potential(story.signals)) == 0
     story.germinate()
-    assert close(float(potential(story.signals, config)), 1 + 0.3)
+    assert close(float(potential(story.signals)), 1 + 0.3)
     story.advance()
-    assert close(float(potential(story.signals, config)), 2 + 0.3)
+    assert close(float(potential(story.signals)), 2 + 0.3)
     story.advance()
     story.wait(2)
-    assert close(float(potential(story.signals, config)), 3.5 + 0.9)
+    assert close(float(potential(story.signals)), 3.5 + 0.9)
     story.advance()
-    assert close(float(potential(story.signals, config)), 5.5 + 0.3)
+    assert close(float(potential(story.signals)), 5.5 + 0.3)
     story.fossilize()
     story.wait(20)
-    assert close(float(potential(story.signals, config)), 6 + 2)
+    assert close(float(potential(story.signals)), 6 + 2)
 
 
 def test_slots_add_up_and_a_slot_that_cools_down_has_none() -> None:
-    config = PotentialConfig(progress_rate=0.0)
     story = Story(RewardConfig(mode="shaped"))
     story.hold(0)
     story.germinate(1)
-    assert float(potential(story.signals, config)) == 5.5 + 1
+    assert float(potential(story.signals, 0.0)) == 5.5 + 1
     story.prune(0)
-    assert float(potential(story.signals, config)) == 1
+    assert float(potential(story.signals, 0.0)) == 1
 
 
 def test_germination_has_no_bonus_beside_its_potential() -> None:

@@ -6,7 +6,6 @@ from esper.leyline.actions import LifecycleOp
 from esper.leyline.slots import NUM_BLUEPRINTS
 from esper.leyline.stages import LIVE_STAGES
 from esper.simic.rewards import RewardConfig
-from esper.simic.rewards.attribution import AttributionConfig
 from tests.simic.rewards.stories import FADE, Story, close, detail, every_seed, term
 from tests.simic.rewards.test_modes_twin import scaffolded
 
@@ -54,23 +53,6 @@ def test_growing_harm_to_prune_it_never_pays(harm: float, speed: int) -> None:
     assert int(story.signals.stage[0, 0]) not in LIVE_STAGES
     assert story.sum() < 0
     assert story.sum(gamma=SHAPED.gamma) < 0
-
-
-def test_without_settling_accounts_such_cycles_would_pay() -> None:
-    greedy = SHAPED.replace(attribution=AttributionConfig(settles_prunes=False))
-    drifting, harming = Story(greedy, slots=1), Story(greedy, slots=1)
-    germinate_and_prune(drifting, patience=9, drift=0.5)
-    harming.germinate()
-    harming.contribution[:] = -8.0
-    harming.advance()
-    harming.advance()
-    harming.contribution[:] = -0.1
-    harming.wait()
-    harming.contribution[:] = -8.0
-    harming.wait()
-    harming.prune()
-    assert drifting.sum() > 0
-    assert term(harming.steps[-1], "attribution") == 8
 
 
 @pytest.mark.parametrize("speed", [0, FADE])

@@ -252,17 +252,6 @@ def test_rent_grows_with_the_blueprint() -> None:
     assert rents[0] < 0
 
 
-def test_scale_divides_points_whatever_they_pay_for() -> None:
-    big = TWIN.replace(twin=TwinConfig(scale=4.0))
-    one, other = Story(TWIN), Story(big)
-    for story in (one, other):
-        story.score = 55
-        story.begin_blending()
-    for small, large in zip(one.steps, other.steps, strict=True):
-        assert close(float(small.total), 4 * float(large.total))
-    assert float(one.steps[-1].total) > 4
-
-
 def test_the_final_gain_is_the_mean_of_the_last_five_epochs() -> None:
     story = Story(FREE, horizon=13)
     story.begin_blending()

@@ -1,14 +1,8 @@
 import pytest
 
-from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.rules import RulesConfig
 from esper.simic.rewards import RewardConfig
-from esper.simic.rewards.operations import (
-    FirstGerminationConfig,
-    OperationConfig,
-    WarningConfig,
-)
+from esper.simic.rewards.operations import OperationConfig, WarningConfig
 from tests.simic.rewards.stories import Story, close, term
 
 SHAPED = RewardConfig(mode="shaped")
@@ -82,18 +76,6 @@ def test_a_refused_op_counts_as_waiting() -> None:
     story = Story(SHAPED)
     assert term(story.prune(), "action") == 0
     assert term(story.fossilize(), "action") == 0
-
-
-def test_refusals_can_be_punished() -> None:
-    old = LifecycleConfig(rules=RulesConfig(min_prune_age=4))
-    config = OperationConfig(punish_refusals=True, min_prune_age=4)
-    story = Story(SHAPED.replace(operation=config), slots=1, lifecycle=old)
-    assert close(term(story.prune(), "action"), -0.2)
-    assert close(term(story.fossilize(), "action"), -1.0)
-    story.germinate()
-    assert close(term(story.germinate(), "action"), -0.3)
-    assert close(term(story.prune(), "action"), -0.3 * 2)
-    assert term(story.set_alpha(0), "action") == 0
 
 
 def test_blending_while_worse_costs_more_every_epoch_up_to_a_limit() -> None:
@@ -220,11 +202,3 @@ def test_a_rollback_takes_it_back_unless_it_was_never_paid() -> None:
     story = Story(SHAPED)
     story.do(LifecycleOp.GERMINATE, blueprint=1, rolled_back=True)
     assert both(story) == 0.0
-
-
-def test_it_need_not_be_returned() -> None:
-    config = SHAPED.replace(first_germination=FirstGerminationConfig(is_returned=False))
-    story = Story(config)
-    story.germinate()
-    story.prune()
-    assert close(both(story), 0.2)

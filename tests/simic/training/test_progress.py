@@ -7,6 +7,7 @@ import torch
 
 from esper.leyline.actions import LifecycleOp
 from esper.simic.agent.config import ExplorationConfig
+from esper.simic.agent.losses import PAID_OFF_TARGET
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.progress import Progress, Tally
 from tests.simic.training.test_outcome import outcome
@@ -46,7 +47,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def make_tally() -> Tally:
-    return Tally(ExplorationConfig(paid_off_return=0.0, paid_off_momentum=0.9), NAMES)
+    return Tally(ExplorationConfig().patience, NAMES)
 
 
 def played(number: int, *returns: float, has_twins: bool = False) -> RoundOutcome:
@@ -120,7 +121,7 @@ def test_what_pays_on_one_task_ends_no_curiosity_on_another() -> None:
 
 def test_where_waiting_is_right_curiosity_ends_too() -> None:
     """Soon, where the policy succeeds on other tasks; late, where it may only lack skill."""
-    target = make_tally()._exploration.paid_off_target
+    target = PAID_OFF_TARGET
 
     def rounds_to_settle(returns: dict[str, float]) -> int:
         tally = make_tally()

@@ -177,8 +177,8 @@ def test_what_a_rollback_pays_teaches_no_scale() -> None:
 
 def test_reports_say_where_the_run_stands() -> None:
     trainer = make_trainer(rounds=12)
-    exploration = trainer.config.ppo.exploration
-    tally = Tally(exploration, trainer.policy.blueprint_names)
+    patience = trainer.config.ppo.exploration.patience
+    tally = Tally(patience, trainer.policy.blueprint_names)
     for report in trainer.run():
         standing = tally.add(report.outcome)
         assert report.score_rolling == standing.score_rolling

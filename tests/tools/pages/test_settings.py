@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from esper.lab.proof.clone import CloneConfig
 from esper.lab.proof.prove import ProveConfig
 from esper.lab.proof.search import SearchConfig
 from esper.lab.tasks.request import GrowSettings
@@ -11,14 +14,50 @@ from esper.simic.training.config import TrainConfig
 from esper.utils.settings import flat_settings
 from tools.pages.settings import render
 
+HEADS = re.compile(r"(lr_multipliers|entropy_(multipliers|floor|floor_penalty))\.\w+$")
+
 
 @pytest.mark.parametrize(
-    "config", [GrowSettings(task="digits"), TrainConfig(), SearchConfig(), ProveConfig()]
+    ("verb", "config"),
+    [
+        ("grow", GrowSettings(task="digits")),
+        ("train", TrainConfig()),
+        ("search", SearchConfig()),
+        ("clone", CloneConfig()),
+        ("prove", ProveConfig()),
+    ],
 )
-def test_every_key_of_config_yaml_is_on_the_page(config: Config) -> None:
-    page = render()
+def test_every_key_of_config_yaml_is_on_the_page_once(verb: str, config: Config) -> None:
+    """In the command's own section, or in a shared part that says what its keys begin with."""
+    own, *shared = parts_of(render(), f"`esper {verb}`")
+    begins = {
+        prefix: part
+        for part in shared
+        for prefix, commands in re.findall(r"`([a-z_.]+\.)` \(([^)]*)\)", part)
+        if f"`esper {verb}`" in commands
+    }
     for key in flat_settings(config.to_mapping()):
-        assert f"| `{key}` | " in page, key
+        row = HEADS.sub(r"\1", key)
+        found = own.count(f"| `{row}` | ")
+        for prefix, part in begins.items():
+            if row.startswith(prefix):
+                found += part.count(f"| `{row.removeprefix(prefix)}` | ")
+        assert found == 1, key
+
+
+def parts_of(page: str, heading: str) -> list[str]:
+    """The section of a command, and each of the shared parts."""
+    sections = re.split(r"^## ", page, flags=re.MULTILINE)
+    (own,) = [each for each in sections if each.startswith(heading)]
+    (shared,) = [each for each in sections if each.startswith("Shared parts")]
+    return [own, *re.split(r"^### ", shared, flags=re.MULTILINE)[1:]]
+
+
+def test_a_shared_part_is_linked_with_what_is_different_there() -> None:
+    page = render()
+    assert "* `population.`: [Population](#population)\n" in page
+    assert "* `members.`: [Members](#members); here `split` is `train`\n" in page
+    assert "### Members\n" in page
 
 
 @pytest.mark.parametrize("verb", VERBS)

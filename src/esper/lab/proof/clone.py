@@ -108,6 +108,10 @@ _HELD_OUT = 8
 """One row in so many is not learned from, and says how well the rest was learned."""
 
 
+MINIBATCH = 64  # Episodes of one step.
+MAX_GRAD_NORM = 1.0  # Norm to which gradients are clipped.
+
+
 @dataclass(frozen=True, kw_only=True)
 class CloneConfig(Config):
     """What is cloned, on which members, and how."""
@@ -120,7 +124,6 @@ class CloneConfig(Config):
         256, "Episodes of a round: of as many members, or several of each.", minimum=1
     )
     passes: int = option(30, "Passes over all episodes so far after every round.", minimum=1)
-    minibatch: int = option(64, "Episodes of one step.", minimum=1)
     learning_rate: float = option(1e-3, "Step size of Adam, which falls to 0 in a round.", above=0)
     smoothing: float = option(
         0.0,
@@ -129,7 +132,6 @@ class CloneConfig(Config):
         minimum=0,
         maximum=0.5,
     )
-    max_grad_norm: float = option(1.0, "Norm to which gradients are clipped.", above=0)
     seed: int = option(0, "Seed of weights, draws and orders.", minimum=0)
     opening: int = option(0, "Clones learn from no claim members: always 0.", minimum=0, maximum=0)
     members: MemberChoice = option(MemberChoice(split="train"), "What is learned on.")
@@ -356,7 +358,7 @@ class Cloner:
         learned, held_out = everyone[~apart], everyone[apart]
         parameters = [each for each in policy.network.parameters() if each.requires_grad]
         optimizer = torch.optim.Adam(parameters, lr=config.learning_rate)
-        count = math.ceil(len(learned) / config.minibatch)
+        count = math.ceil(len(learned) / MINIBATCH)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.passes * count)
         order = generator(config.seed, number, "clone order")
         for turn in range(config.passes):
@@ -364,7 +366,7 @@ class Cloner:
                 loss, _ = _imitate(policy, lessons.select(part).to(device), config.smoothing)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+                torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
                 optimizer.step()
                 schedule.step()
                 lost = float(loss.detach())

@@ -18,7 +18,7 @@ from esper.leyline.controller import (
     ENTROPY_FLOOR_PENALTY_COEF,
     ENTROPY_FLOOR_PER_HEAD,
 )
-from esper.leyline.errors import NonFiniteError, UsageError
+from esper.leyline.errors import NonFiniteError
 from esper.simic.agent.advantages import STD_FLOOR
 
 # ---- Running scales: one for the rewards of every task, one for the returns the critic learns
@@ -31,7 +31,7 @@ PRIOR_EPISODES = 4
 """Episodes that all tasks together count for in the unit of one."""
 
 WARM_UP = 32
-MOMENTUM = 0.99
+MOMENTUM = 0.99  # Share of the old variance of returns that an update keeps.
 _LEAST_STD = 1e-4
 
 
@@ -117,15 +117,11 @@ class ValueNormalizer:
     The first returns set it as soon as there are enough of them; after that it follows slowly.
 
     Args:
-        momentum: share of the old variance that an update keeps.
         device: where the statistics are kept.
     """
 
-    def __init__(self, momentum: float = MOMENTUM, device: torch.device | str = "cpu") -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
         """Start with a scale of 1."""
-        if not 0.0 <= momentum < 1.0:
-            raise UsageError(f"momentum must be 0 or more and below 1, got {momentum}")
-        self.momentum = momentum
         self.count = torch.zeros((), dtype=torch.float64, device=device)
         self.variance = torch.ones((), dtype=torch.float64, device=device)
 
@@ -148,7 +144,7 @@ class ValueNormalizer:
             raise NonFiniteError("a return is not finite; the scale of values is left as it was")
         was_warm = self.count >= WARM_UP
         self.count = self.count + values.numel()
-        kept = self.momentum * self.variance + (1.0 - self.momentum) * variance
+        kept = MOMENTUM * self.variance + (1.0 - MOMENTUM) * variance
         # Returns that do not vary at all say nothing about a scale.
         first = torch.where(variance > _LEAST_STD**2, variance, self.variance)
         is_warm = self.count >= WARM_UP
@@ -202,7 +198,7 @@ OpReference = Literal["prior", "uniform"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExplorationConfig(Config):
-    """What keeps the policy curious until its episodes pay off."""
+    """What keeps the policy curious until its episodes pay off (`RoundOutcome.paid_off`)."""
 
     op_curiosity: float = option(
         1.0,
@@ -223,35 +219,10 @@ class ExplorationConfig(Config):
         "Weight of KL(uniform, policy) of every other head there, until some episodes pay off.",
         minimum=0,
     )
-    sparse_paid_off_target: float = option(
-        0.1,
-        "Share of episodes that pay off at which that has ended; they settle before the op does.",
-        above=0,
-        maximum=1,
-    )
-    paid_off_return: float = option(
-        0.0,
-        "An episode pays off whose raw return exceeds this and whose network scored above its "
-        "twin, where it has one; a return of 0 is what waiting brings.",
-    )
-    paid_off_target: float = option(
-        0.5,
-        "Share of episodes that pay off at which curiosity and imitation have ended.",
-        above=0,
-        maximum=1,
-    )
-    paid_off_momentum: float = option(
-        0.9, "Share of a task's old average that a round keeps.", minimum=0, maximum=1
-    )
     patience: int = option(
         16384,
         "Acting episodes of a task, in rounds that did worse than waiting, after which waiting "
         "counts as right there and its curiosity ends too.",
-        minimum=1,
-    )
-    skilled_patience: int = option(
-        128,
-        "The same where the policy succeeds on other tasks: it could, were it worth it.",
         minimum=1,
     )
 
@@ -262,10 +233,9 @@ class ImitationConfig(Config):
 
     weight: float = option(
         0.5,
-        "Weight of imitating them, until episodes pay off. With 0 none are kept.",
+        "Weight of imitating the best episodes, until enough pay off. With 0 none are kept.",
         minimum=0,
     )
-    capacity: int = option(16, "Most episodes that are kept.", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +250,6 @@ class PPOConfig(Config):
     learning_rate_end: float = option(
         1.0, "Share of it that is left at the end; it moves linearly.", above=0, maximum=1
     )
-    adam_eps: float = option(1e-5, "What Adam adds to its denominator.", above=0)
     weight_decay: float = option(0.0, "Decay of the critic's weights alone.", minimum=0)
     lr_multipliers: PerHead = option(
         PerHead.same(1.0), "Factor of the step size of every head's own layers."
@@ -313,15 +282,6 @@ class PPOConfig(Config):
     value_coef: float = option(1.0, "Weight of the value loss.", minimum=0)
     value_clip: float = option(
         0.0, "Most a value may move in one update, in the critic's scale; 0 is off.", minimum=0
-    )
-    value_momentum: float = option(
-        MOMENTUM,
-        "Share of the old scale of returns that an update keeps.",
-        minimum=0,
-        maximum=0.999,
-    )
-    forced_value_weight: float = option(
-        0.2, "Weight of steps without a choice in the value loss.", minimum=0, maximum=1
     )
     skip_forced: bool = option(
         False,

@@ -125,6 +125,8 @@ def value_errors(
 
 
 OP = HEAD_NAMES.index("op")
+PAID_OFF_TARGET = 0.5  # Share of episodes that pay off at which curiosity and imitation have ended.
+SPARSE_PAID_OFF_TARGET = 0.1  # The same for all heads but the op: they settle before it does.
 
 
 def entropy_coefficient(config: PPOConfig, progress: float) -> float:
@@ -174,9 +176,9 @@ def entropy_weights(
     return weights * shares
 
 
-def not_yet(config: PPOConfig, paid_off: Tensor) -> Tensor:
+def not_yet(paid_off: Tensor) -> Tensor:
     """Return the share of the op's curiosity that is left at these rates of paid_off, 1 to 0."""
-    return remaining(paid_off, config.exploration.paid_off_target)
+    return remaining(paid_off, PAID_OFF_TARGET)
 
 
 def remaining(paid_off: Tensor, target: float) -> Tensor:
@@ -190,8 +192,8 @@ def exploration_coefficients(config: PPOConfig, *, paid_off: Tensor, shares: Ten
     Until episodes pay off a seed's choices only ever cost, and the heads would learn whatever keeps
     it from being judged; so every head but the op, which has `curiosity`, is held near uniform.
     """
-    exploration = config.exploration
-    sparse = exploration.sparse_curiosity * remaining(paid_off, exploration.sparse_paid_off_target)
+    curious = remaining(paid_off, SPARSE_PAID_OFF_TARGET)
+    sparse = config.exploration.sparse_curiosity * curious
     coefficients = config.exploration_kl + sparse.unsqueeze(-1).expand(-1, len(HEAD_NAMES))
     is_op = torch.arange(len(HEAD_NAMES), device=shares.device) == OP
     return torch.where(is_op, config.exploration_kl, coefficients) * shares
@@ -205,7 +207,7 @@ def curiosity_weights(config: PPOConfig, usable: Tensor, *, paid_off: Tensor) ->
         usable: bool [R, T].
         paid_off: [R], share of the episodes of a row's task that pay off by now.
     """
-    weight = config.exploration.op_curiosity * not_yet(config, paid_off)
+    weight = config.exploration.op_curiosity * not_yet(paid_off)
     return weight.unsqueeze(-1) * mean_weights(usable.unsqueeze(-1)).squeeze(-1)
 
 
@@ -271,6 +273,9 @@ def compute_entropy_floor_penalty(
 # ---- Self-imitation: the best episodes so far are learned from until most pay off
 
 
+MOST_EPISODES = 16
+"""Most episodes that are kept."""
+
 MOST_ADVANTAGE = 5.0
 """Largest advantage of a step, in the critic's scale; one surprise must not drown all others."""
 
@@ -284,16 +289,17 @@ _KEPT = (
 class GoodEpisodes:
     """The episodes with the highest returns so far: the best of every task, then the second, ...
 
+    Only those whose raw return is above 0, which is what waiting brings.
+
     Args:
         capacity: most episodes to keep; the best stay, in units of their tasks' returns, and of
             equals the oldest.
-        least: an episode is good only if its raw return exceeds this.
         device: where they are kept.
     """
 
-    def __init__(self, capacity: int, least: float, device: torch.device | str = "cpu") -> None:
+    def __init__(self, capacity: int = MOST_EPISODES, device: torch.device | str = "cpu") -> None:
         """Start without any."""
-        self.capacity, self.least = capacity, least
+        self.capacity = capacity
         self.device = torch.device(device)
         self._tensors: dict[str, Tensor] = {}
         self.tasks: list[str] = []
@@ -312,7 +318,7 @@ class GoodEpisodes:
             scales: what a return is on every task.
         """
         rewards = batch.rewards * batch.valid
-        good = rewards.sum(1) > self.least
+        good = rewards.sum(1) > 0
         if not bool(good.any()):
             return
         new = {name: getattr(batch, name)[good] for name in _KEPT}

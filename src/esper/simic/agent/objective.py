@@ -35,6 +35,8 @@ from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.policy.action_masks import causal_heads
 from esper.tamiyo.policy.distribution import entropy, exploration_kl, masked_kl
 
+FORCED_VALUE_WEIGHT = 0.2  # Weight of steps without a choice in the value loss.
+
 _TENSORS_WITH_ROWS = (
     *("advantages", "head_advantages", "returns", "value_targets", "old_values", "causal"),
     *("actor_weights", "value_weights", "entropy_weights", "curiosity_weights"),
@@ -188,7 +190,7 @@ def make_targets(
         actor_weights=(
             mean_weights(usable.unsqueeze(-1)).squeeze(-1) if config.ratio == "joint" else own
         ),
-        value_weights=_value_weights(taught, batch.free, config.forced_value_weight),
+        value_weights=_value_weights(taught, batch.free),
         entropy_weights=entropy_weights(
             config, taught, batch.free, batch.available, progress=progress, shares=shares
         ),
@@ -200,9 +202,9 @@ def make_targets(
     )
 
 
-def _value_weights(taught: Tensor, free: Tensor, forced_weight: float) -> Tensor:
+def _value_weights(taught: Tensor, free: Tensor) -> Tensor:
     """Return weights that average the value loss, with less weight on steps without a choice."""
-    weights = taught * torch.where(free, 1.0, forced_weight)
+    weights = taught * torch.where(free, 1.0, FORCED_VALUE_WEIGHT)
     return weights / weights.sum().clamp(min=1e-8)
 
 

@@ -18,6 +18,7 @@ from esper.simic.agent.config import PPOConfig
 
 VALUE = "value"
 TRUNK = "trunk"
+ADAM_EPS = 1e-5  # What Adam adds to its denominator.
 GROUP_NAMES: tuple[str, ...] = (*HEAD_NAMES, VALUE, TRUNK)
 """The eight heads, the critic, and what they all read."""
 
@@ -44,7 +45,7 @@ def make_optimizer(network: nn.Module, config: PPOConfig) -> torch.optim.Adam | 
         for name in GROUP_NAMES
     ]
     kind = torch.optim.AdamW if config.weight_decay > 0 else torch.optim.Adam
-    optimizer = kind(groups, lr=config.learning_rate, eps=config.adam_eps, fused=True)
+    optimizer = kind(groups, lr=config.learning_rate, eps=ADAM_EPS, fused=True)
     set_learning_rate(optimizer, config, progress=0.0)
     return optimizer
 

@@ -327,7 +327,7 @@ class Passes:
             "learning_rate": learning_rate(config, self._progress),
             "entropy_coef": entropy_coefficient(config, self._progress),
             "op_entropy_coef": config.exploration.op_curiosity
-            * float(not_yet(config, self._paid_off).mean()),
+            * float(not_yet(self._paid_off).mean()),
             "paid_off_rolling": float(self._paid_off.mean()),
             "feedback_dependence": self._feedback,
             "obs_clamp_share": self._clamp_share(),

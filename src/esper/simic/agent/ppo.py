@@ -70,7 +70,7 @@ class PPOAgent:
         self.device = torch.device(device)
         self.network: Network = policy.to(self.device).network
         self.optimizer = make_optimizer(self.network, config)
-        self.value_normalizer = ValueNormalizer(momentum=config.value_momentum, device=self.device)
+        self.value_normalizer = ValueNormalizer(self.device)
         self.updates_done = 0
         """Updates that took at least one step."""
         self.skips_in_a_row = 0
@@ -78,9 +78,7 @@ class PPOAgent:
         self.resets = 0
         """Times that heads were started afresh."""
         self.norms = GradientNorms(self.optimizer)
-        self.good_episodes = GoodEpisodes(
-            config.imitation.capacity, config.exploration.paid_off_return, self.device
-        )
+        self.good_episodes = GoodEpisodes(device=self.device)
         """The best episodes so far."""
         self.reward_scales = RewardScales()
         """The units that rewards are learned in."""
@@ -211,7 +209,7 @@ class PPOAgent:
         """
         names = self.good_episodes.tasks
         paid_off = torch.tensor([self._paid_off[name] for name in names])
-        weights = self.config.imitation.weight * not_yet(self.config, paid_off)
+        weights = self.config.imitation.weight * not_yet(paid_off)
         if not bool((weights > 0).any()):
             return torch.zeros((), device=self.device)
         return self.good_episodes.loss(

@@ -16,6 +16,22 @@ from esper.simic.rewards.contract import Changes, StepView, follow_seeds
 
 Combination = Literal["harmonic", "geometric", "minimum"]
 
+UNKNOWN_SHARE = 0.5  # Share of the contribution where the progress is unknown.
+REGRESS_STEEPNESS = 3.0  # How fast the discount falls per point the network got worse.
+PROXY_WEIGHT = 0.3  # Reward per point of progress of a seed that was never measured.
+TIMING_LEAST = 0.4  # Discount of a seed that was germinated at epoch 0.
+
+# A seed credited with more than the network gained looks like ransomware.
+RANSOMWARE_CONTRIBUTION = 1.0  # Contributions up to this are never suspected.
+RANSOMWARE_DISCOUNT = 0.5  # Regress discount below which the discount alone punishes.
+RANSOMWARE_IMPROVEMENT = 0.1  # Improvement above which the ratio decides.
+RANSOMWARE_RATIO = 5.0  # Contribution over improvement that is still fine.
+RANSOMWARE_RATIO_WEIGHT = 0.1  # Penalty per such ratio of excess.
+RANSOMWARE_SCALE = 10.0  # Contribution without improvement that costs the whole limit.
+RANSOMWARE_LIMIT = 0.3  # Largest penalty.
+HOSTAGE_CONTRIBUTION = 0.1  # Contribution above which a seed may hold points hostage.
+HOSTAGE_IMPROVEMENT = -0.2  # Improvement below which it does.
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttributionConfig(Config):
@@ -24,41 +40,6 @@ class AttributionConfig(Config):
     combination: Combination = option(
         "harmonic", "How a contribution beyond the progress made is bounded by it."
     )
-    unknown_share: float = option(
-        0.5, "Share of the contribution where the progress is unknown.", minimum=0.0, maximum=1.0
-    )
-    regress_steepness: float = option(
-        3.0, "How fast the discount falls per point the network got worse.", minimum=0.0
-    )
-    proxy_weight: float = option(
-        0.3, "Reward per point of progress of a seed that was never measured.", minimum=0.0
-    )
-    settles_prunes: bool = option(
-        True,
-        "Whether a pruned seed settles its account: harm refunds at most what it has cost, and a "
-        "seed that was never measured returns its credit.",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RansomwareConfig(Config):
-    """Penalty for a seed credited with more than the network gained."""
-
-    min_contribution: float = option(1.0, "Contributions up to this are never suspected.")
-    min_discount: float = option(
-        0.5, "Regress discount below which the discount alone punishes.", minimum=0.0
-    )
-    min_improvement: float = option(0.1, "Improvement above which the ratio decides.", above=0.0)
-    max_ratio: float = option(5.0, "Contribution over improvement that is still fine.", above=0.0)
-    ratio_weight: float = option(0.1, "Penalty per `max_ratio` of excess.", minimum=0.0)
-    contribution_scale: float = option(
-        10.0, "Contribution without improvement that costs the whole limit.", above=0.0
-    )
-    limit: float = option(0.3, "Largest penalty.", minimum=0.0)
-    hostage_contribution: float = option(
-        0.1, "Contribution above which a seed may hold points hostage."
-    )
-    hostage_improvement: float = option(-0.2, "Improvement below which it does.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,44 +47,45 @@ class TimingConfig(Config):
     """Discount for seeds that were germinated while the host still learned by itself."""
 
     epochs: int = option(10, "Germinated from this epoch on: no discount; 0 is off.", minimum=0)
-    least: float = option(0.4, "Discount at epoch 0.", minimum=0.0, maximum=1.0)
 
 
 def regress_discount(view: StepView) -> Tensor:
     """Return [R, S]: 1 where the network is no worse than at the seed's start, less where it is."""
-    fallen = torch.sigmoid(view.config.attribution.regress_steepness * view.improvement)
+    fallen = torch.sigmoid(REGRESS_STEEPNESS * view.improvement)
     return torch.where(view.improvement >= 0, 1.0, fallen)
 
 
 def ransomware_penalty(view: StepView) -> Tensor:
     """Return [R, S], 0 or less: credit far beyond what the network has gained."""
-    config = view.config.ransomware
     worth, improvement = view.contribution, view.improvement
     if view.config.disable_anti_gaming:
         return torch.zeros_like(worth)
-    excess = worth / improvement - config.max_ratio
-    by_ratio = config.ratio_weight * excess.clamp(min=0) / config.max_ratio
-    by_size = config.limit * (worth / config.contribution_scale).clamp(max=1)
-    grew = improvement > config.min_improvement
-    penalty = torch.where(grew, by_ratio.clamp(max=config.limit), by_size)
-    suspect = worth > config.min_contribution
-    suspect &= view.once(regress_discount) >= config.min_discount
+    excess = worth / improvement - RANSOMWARE_RATIO
+    by_ratio = RANSOMWARE_RATIO_WEIGHT * excess.clamp(min=0) / RANSOMWARE_RATIO
+    by_size = RANSOMWARE_LIMIT * (worth / RANSOMWARE_SCALE).clamp(max=1)
+    grew = improvement > RANSOMWARE_IMPROVEMENT
+    penalty = torch.where(grew, by_ratio.clamp(max=RANSOMWARE_LIMIT), by_size)
+    suspect = worth > RANSOMWARE_CONTRIBUTION
+    suspect &= view.once(regress_discount) >= RANSOMWARE_DISCOUNT
     return torch.where(suspect, -penalty, 0.0)
+
+
+def holds_hostage(view: StepView) -> Tensor:
+    """Return bool [R, S]: the seed contributes although the network is worse since it came."""
+    return (view.contribution > HOSTAGE_CONTRIBUTION) & (view.improvement < HOSTAGE_IMPROVEMENT)
 
 
 def timing_discount(view: StepView) -> Tensor:
     """Return [R, S]: less than 1 for seeds germinated while the host still learned by itself."""
-    config = view.config.timing
-    if view.config.disable_timing_discount or config.epochs == 0:
+    epochs = view.config.timing.epochs
+    if view.config.disable_timing_discount or epochs == 0:
         return torch.ones_like(view.contribution)
     germinated = (view.before.epoch[:, None] - view.before.age).float()
-    share = (germinated / config.epochs).clamp(max=1)
-    return config.least + (1 - config.least) * share
+    share = (germinated / epochs).clamp(max=1)
+    return TIMING_LEAST + (1 - TIMING_LEAST) * share
 
 
-def bound_contribution(
-    worth: Tensor, progress: Tensor, combination: Combination, unknown_share: float
-) -> Tensor:
+def bound_contribution(worth: Tensor, progress: Tensor, combination: Combination) -> Tensor:
     """Return how much of a contribution of at least 0 counts; `progress` is NaN where unknown."""
     made = progress.nan_to_num(0.0).clamp(min=0)
     if combination == "harmonic":
@@ -114,15 +96,13 @@ def bound_contribution(
     else:
         bounded = made
     bounded = torch.where(worth < made, worth, bounded)
-    return torch.where(progress.isnan(), unknown_share * worth, bounded)
+    return torch.where(progress.isnan(), UNKNOWN_SHARE * worth, bounded)
 
 
 def earned_attribution(view: StepView) -> Tensor:
     """Return [R, S]: what of the contribution counts, with regress and timing discounts."""
-    config = view.config.attribution
-    bounded = bound_contribution(
-        view.contribution, view.progress, config.combination, config.unknown_share
-    )
+    combination = view.config.attribution.combination
+    bounded = bound_contribution(view.contribution, view.progress, combination)
     return bounded * view.once(regress_discount) * view.once(timing_discount)
 
 
@@ -131,7 +111,7 @@ def seed_attributions(view: StepView) -> Tensor:
     worth = view.contribution
     earned = view.once(earned_attribution)
     penalty = view.once(ransomware_penalty) * view.once(timing_discount)
-    proxy = view.config.attribution.proxy_weight * view.last_change.clamp(min=0)[:, None]
+    proxy = PROXY_WEIGHT * view.last_change.clamp(min=0)[:, None]
     usual = torch.where(worth < 0, worth, earned + penalty)
     usual = torch.where(worth.isnan(), proxy, usual)
     # To fossilize what made things worse earns nothing.
@@ -162,22 +142,15 @@ def _account(view: StepView) -> tuple[Tensor, Tensor]:
 
     Both are in the units of one seed's part: what was paid was the mean over the live seeds.
     """
-    if not view.config.attribution.settles_prunes:
-        nothing = torch.zeros_like(view.contribution)
-        return nothing + torch.inf, nothing
     paid = view.memory.attribution_paid * view.live.sum(1, keepdim=True)
     return (-paid).clamp(min=0), paid.clamp(min=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EscrowConfig(Config):
-    """Credit held in escrow until a seed is fossilized."""
+# ---- Escrow: credit that is held back until a seed is fossilized
 
-    combination: Combination = option("geometric", "How contribution and progress are combined.")
-    stable_epochs: int = option(
-        3, "Epochs whose least score is the stable one.", minimum=1, maximum=5
-    )
-    max_change: float = option(2.0, "Largest change of a balance in one step.", above=0.0)
+
+STABLE_EPOCHS = 3  # Epochs whose least score is the stable one.
+MAX_BALANCE_CHANGE = 2.0  # Largest change of a balance in one step.
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +165,10 @@ class Balances:
 
 def move_balances(view: StepView) -> Balances:
     """Return what the step pays for each seed and what is in escrow then."""
-    config, worth, held = view.config.escrow, view.contribution, view.memory.balance
-    earned = bound_contribution(
-        worth, _stable_progress(view), config.combination, view.config.attribution.unknown_share
-    )
+    worth, held = view.contribution, view.memory.balance
+    earned = bound_contribution(worth, _stable_progress(view), "geometric")
     goal = (earned + view.once(ransomware_penalty)).clamp(min=0)
-    change = (goal - held).clamp(-config.max_change, config.max_change)
+    change = (goal - held).clamp(-MAX_BALANCE_CHANGE, MAX_BALANCE_CHANGE)
     # Fossilizing what made things worse must not pay.
     harmful = view.did(LifecycleOp.FOSSILIZE) & (view.improvement < 0)
     change = torch.where(harmful, change.clamp(max=0), change)
@@ -232,7 +203,7 @@ def follow_balances(view: StepView) -> Changes:
 
 def _stable_progress(view: StepView) -> Tensor:
     """Return [R, S]: least score of the last epochs minus that before the seed."""
-    recent = view.before.score_history[:, -view.config.escrow.stable_epochs :]
+    recent = view.before.score_history[:, -STABLE_EPOCHS:]
     least = torch.where(recent.isnan(), torch.inf, recent).amin(1)
     return least[:, None] - view.memory.score_before
 
@@ -243,21 +214,16 @@ def _fading(view: StepView) -> Tensor:
     return down & (view.before.alpha_target <= 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SynergyConfig(Config):
-    """Bonus for seeds that help each other."""
-
-    weight: float = option(0.1, "Largest bonus.", minimum=0.0)
-    steepness: float = option(0.5, "Scale of the sum of interactions inside tanh.", minimum=0.0)
-    min_discount: float = option(0.5, "Regress discount below which there is none.", minimum=0.0)
+SYNERGY_WEIGHT = 0.1  # Largest bonus for seeds that help each other.
+SYNERGY_STEEPNESS = 0.5  # Scale of the sum of interactions inside tanh.
+SYNERGY_DISCOUNT = 0.5  # Regress discount below which there is none.
 
 
 def synergy(view: StepView) -> Tensor:
     """Return [R]: the mean over live seeds of what their interactions earn."""
-    config = view.config.synergy
     total = view.before.interaction.sum(2)
-    bonus = config.weight * torch.tanh(config.steepness * total)
-    sound = view.once(regress_discount) >= config.min_discount
+    bonus = SYNERGY_WEIGHT * torch.tanh(SYNERGY_STEEPNESS * total)
+    sound = view.once(regress_discount) >= SYNERGY_DISCOUNT
     earns = sound & (view.once(seed_attributions) > 0) & (total > 0)
     return view.mean_over_live(torch.where(earns, bonus, 0.0))
 
@@ -265,7 +231,7 @@ def synergy(view: StepView) -> Tensor:
 def describe_attribution(view: StepView) -> Mapping[str, Tensor]:
     """Return the guards of the attribution: of several live seeds, the most suspicious one's."""
     worth, improvement = view.contribution, view.improvement
-    grew = view.live & (improvement > view.config.ransomware.min_improvement)
+    grew = view.live & (improvement > RANSOMWARE_IMPROVEMENT)
     penalty = view.once(ransomware_penalty) * view.once(timing_discount)
     return {
         "regress_discount": _extreme(view.live, view.once(regress_discount), -1),
@@ -286,15 +252,13 @@ def share_of_shaping(terms: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 def describe_seeds(view: StepView) -> Mapping[str, Tensor]:
     """Return the row's counts after the step, and live seeds that look like ransomware."""
-    config, story = view.config.ransomware, view.once(follow_seeds)
-    hostage = view.live & (view.contribution > config.hostage_contribution)
-    hostage &= view.improvement < config.hostage_improvement
+    story = view.once(follow_seeds)
     counts = {
         "seeds_germinated": story["germinated"],
         "seeds_fossilized": story["fossilized"],
         "seeds_contributing": story["fossil_contributes"].sum(1),
         "seeds_pruned": story["removed"],
-        "ransomware_seeds": hostage.sum(1),
+        "ransomware_seeds": (view.live & holds_hostage(view)).sum(1),
     }
     return {name: count.float() for name, count in counts.items()}
 

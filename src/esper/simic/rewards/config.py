@@ -1,8 +1,8 @@
-"""The constants of the rewards: one configuration, nested by term and by mode.
+"""What can be set about the rewards: one configuration, nested by term and by mode.
 
-The constants of a term lie beside it in `terms/`; those of a mode, which several terms read, are
-here. The defaults of `shaped` and its relatives are those of 10 January 2026; `december_config`
-gives those of 30 December 2025. docs/rewards.md has both as a table.
+The settings of a term lie beside it, as do its constants; those of a mode, which several terms
+read, are here. The defaults of `shaped` and its relatives are those of 10 January 2026;
+`december_config` gives those of 30 December 2025, so what differs between the two can be set.
 """
 
 from __future__ import annotations
@@ -13,21 +13,9 @@ from typing import Any
 from esper.leyline.config import Config, option
 from esper.leyline.controller import DEFAULT_GAMMA
 from esper.leyline.errors import ConfigError
-from esper.simic.rewards.attribution import (
-    AttributionConfig,
-    EscrowConfig,
-    RansomwareConfig,
-    SynergyConfig,
-    TimingConfig,
-)
-from esper.simic.rewards.costs import (
-    GovernorRewardConfig,
-    HindsightConfig,
-    OccupancyConfig,
-    RentConfig,
-    ShockConfig,
-)
-from esper.simic.rewards.gain import PotentialConfig, TerminalConfig
+from esper.simic.rewards.attribution import AttributionConfig, TimingConfig
+from esper.simic.rewards.costs import OccupancyConfig, RentConfig, ShockConfig
+from esper.simic.rewards.gain import TerminalConfig
 from esper.simic.rewards.operations import FirstGerminationConfig, OperationConfig, WarningConfig
 
 
@@ -35,7 +23,6 @@ from esper.simic.rewards.operations import FirstGerminationConfig, OperationConf
 class TwinConfig(Config):
     """The gain over the waiting twin."""
 
-    scale: float = option(1.0, "Points of gain that pay a reward of 1.", above=0.0)
     own_share: float = option(
         0.4,
         "Weight of a row's own twin, beside the mean of its task's twins, in what a row that has "
@@ -51,10 +38,6 @@ class TwinConfig(Config):
         "Points that twice the operations per sample cost over a whole episode.",
         minimum=0.0,
     )
-    final_epochs: int = option(5, "Last epochs whose mean is the final gain.", minimum=1)
-    rollback_penalty: float = option(
-        1.0, "Cost of a rollback beside the gain that is lost.", minimum=0.0
-    )
     open_seed_cost: float = option(
         0.1, "Cost of a seed that is neither fossilized nor gone at the end.", minimum=0.0
     )
@@ -64,51 +47,19 @@ class TwinConfig(Config):
 class SparseConfig(Config):
     """Only the end counts (`sparse`, `minimal`)."""
 
-    scale: float = option(1.0, "Factor of the final reward.", above=0.0)
-    param_weight: float = option(0.1, "Cost of fossils that use the whole budget.", minimum=0.0)
-    limit: float = option(1.0, "Bound of the final reward before the factor.", above=0.0)
-    early_prune: float = option(
-        0.1, "`minimal`: cost of pruning a seed that is too young.", minimum=0.0
-    )
-    early_age: int = option(5, "`minimal`: age from which it costs nothing.", minimum=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BasicConfig(Config):
-    """Change of the score against the parameters in use (`basic`)."""
-
-    score_weight: float = option(5.0, "Reward for 100 points of progress.")
-    param_weight: float = option(0.1, "Cost per step of the whole budget in use.", minimum=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimplifiedConfig(Config):
-    """Potentials, a small cost of acting, and the end (`simplified`)."""
-
-    action_cost: float = option(0.01, "Cost of any op but WAIT.", minimum=0.0)
-    score_weight: float = option(3.0, "Reward for a final score of 100 points.")
-    fossil_bonus: float = option(2.0, "Bonus per contributing fossil.", minimum=0.0)
+    scale: float = option(1.0, "Factor of the final reward (0.5 for text).", above=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig(Config):
-    """The loss instead of the score (`loss`)."""
+    """The loss instead of the score (`loss`): what the documents have for images and for text."""
 
-    weight: float = option(5.0, "Reward per typical change of the loss.", minimum=0.0)
     typical_change: float = option(
         0.05, "Typical change of the loss in an epoch (0.15 for text).", above=0.0
     )
-    limit: float = option(5.0, "Most typical changes that count.", above=0.0)
-    regress_share: float = option(0.5, "Share of a rise of the loss that counts.", minimum=0.0)
     rent_weight: float = option(
         0.05, "Factor of the logarithm of the growth (0.01 for text).", minimum=0.0
     )
-    flop_rent_weight: float = option(
-        0.0, "Factor of the logarithm of the growth in operations per sample.", minimum=0.0
-    )
-    rent_limit: float = option(5.0, "Largest rent of one step.", minimum=0.0)
-    rent_free: int = option(3, "Age up to which a seed pays no rent.", minimum=0)
-    potential_scale: float = option(0.1, "Reward per unit of potential.", minimum=0.0)
     baseline: float = option(2.3, "Loss of a network that knows nothing (10.8 for text).")
     target: float = option(0.3, "Loss that counts as solved (3.5 for text).")
 
@@ -141,11 +92,8 @@ class RewardConfig(Config):
     disable_timing_discount: bool = option(False, "Ablation: early seeds count in full.")
     twin: TwinConfig = option(TwinConfig, "The gain over the waiting twin.")
     attribution: AttributionConfig = option(AttributionConfig, "Bounded attribution.")
-    ransomware: RansomwareConfig = option(RansomwareConfig, "Credit beyond what was gained.")
     timing: TimingConfig = option(TimingConfig, "Seeds germinated early.")
     warning: WarningConfig = option(WarningConfig, "Blending and holding without result.")
-    potential: PotentialConfig = option(PotentialConfig, "Stage potentials.")
-    synergy: SynergyConfig = option(SynergyConfig, "Seeds that help each other.")
     rent: RentConfig = option(RentConfig, "Parameters in use.")
     shock: ShockConfig = option(ShockConfig, "Sudden changes of amplitude.")
     occupancy: OccupancyConfig = option(OccupancyConfig, "Occupied slots.")
@@ -154,12 +102,7 @@ class RewardConfig(Config):
     )
     operation: OperationConfig = option(OperationConfig, "The op itself.")
     terminal: TerminalConfig = option(TerminalConfig, "The end of an episode.")
-    hindsight: HindsightConfig = option(HindsightConfig, "Scaffolds of a fossil.")
-    governor: GovernorRewardConfig = option(GovernorRewardConfig, "Rollbacks.")
-    escrow: EscrowConfig = option(EscrowConfig, "Mode `escrow`.")
     sparse: SparseConfig = option(SparseConfig, "Modes `sparse` and `minimal`.")
-    basic: BasicConfig = option(BasicConfig, "Mode `basic`.")
-    simplified: SimplifiedConfig = option(SimplifiedConfig, "Mode `simplified`.")
     loss: LossConfig = option(LossConfig, "Mode `loss`.")
 
 

@@ -146,6 +146,8 @@ def make_reward(config: RewardConfig) -> Reward:
 
 
 NO_SLOT = -1
+FINAL_EPOCHS = 5  # Last epochs whose mean is the final gain over the twin.
+CONTRIBUTING_IMPROVEMENT = 1.0  # Improvement at fossilization of a contributing fossil.
 Changes = dict[str, Tensor]
 """New values of some fields of the memory."""
 
@@ -201,7 +203,7 @@ class Memory(TensorRecord):
         return cls(**state)
 
 
-def start_memory(signals: Signals, *, final_epochs: int, keeps_boosts: bool) -> Memory:
+def start_memory(signals: Signals, *, keeps_boosts: bool) -> Memory:
     """Return the memory of episodes that start with these signals."""
     rows, slots, device = signals.rows, signals.num_slots, signals.stage.device
     epochs = int(signals.max_epochs.max()) + 1 if keeps_boosts else 0
@@ -211,7 +213,7 @@ def start_memory(signals: Signals, *, final_epochs: int, keeps_boosts: bool) -> 
 
     present = is_in(signals.stage, MODULE_STAGES)
     score = signals.val_score[:, None].expand(rows, slots)
-    recent = torch.full((rows, final_epochs), math.nan, device=device)
+    recent = torch.full((rows, FINAL_EPOCHS), math.nan, device=device)
     recent[:, -1] = 0.0
     return Memory(
         score_before=torch.full((rows, slots), math.nan, device=device),
@@ -240,8 +242,8 @@ def follow_seeds(view: StepView) -> Changes:
     start = torch.where(new, before.val_score[:, None], memory.score_before)
     fossilize = view.did(LifecycleOp.FOSSILIZE)
     # The contribution must be there and not negative: a fossil that harms helped nobody.
-    least = view.config.terminal.min_improvement
-    contributes = fossilize & (view.improvement >= least) & (view.contribution >= 0)
+    helped = (view.improvement >= CONTRIBUTING_IMPROVEMENT) & (view.contribution >= 0)
+    contributes = fossilize & helped
     removed = view.had_module & ~view.has_module
     return {
         "score_before": torch.where(view.has_module, start, math.nan),

@@ -15,20 +15,25 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import BLENDED_STAGES, SeedStage
 from esper.simic.rewards.contract import Changes, StepView
 
+RENT_WEIGHT = 0.5  # Factor of the logarithm of the growth.
+SLOT_SHARE = 0.0039  # Overhead of a blended slot, as a share of the host.
+BASIC_PARAM_WEIGHT = 0.1  # `basic`: cost per step of the whole budget in use.
+LOSS_RENT_FREE = 3  # `loss`: age up to which a seed pays no rent.
+LOSS_RENT_LIMIT = 5.0  # `loss`: largest rent of one step.
+FREE_SEEDS = 1  # Seeds that occupy a slot at no cost.
+SHOCK_WEIGHT = 0.1958  # Factor of the squared change times the size.
+SHOCK_MIN_HOST = 200.0  # Host parameters that are assumed at least.
+ROLLBACK_PENALTY = 10.0  # Cost of a rollback, which ends the row, in every mode but `twin`.
+TWIN_ROLLBACK_PENALTY = 1.0  # `twin`: cost of a rollback beside the gain that is lost.
+AUTO_PRUNE = 0.2  # Cost per seed the governor removed.
+
 
 @dataclass(frozen=True, kw_only=True)
 class RentConfig(Config):
-    """Cost of the parameters in use, and of the operations if they are to count."""
+    """Cost of the parameters in use."""
 
-    weight: float = option(0.5, "Factor of the logarithm of the growth.", minimum=0.0)
-    flop_weight: float = option(
-        0.0, "Factor of the logarithm of the growth in operations per sample.", minimum=0.0
-    )
     limit: float = option(1.5, "Largest rent of one step.", minimum=0.0)
     min_host: float = option(200.0, "Host parameters that are assumed at least.", minimum=0.0)
-    slot_share: float = option(
-        0.0039, "Overhead of a blended slot, as a share of the host.", minimum=0.0
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +41,6 @@ class OccupancyConfig(Config):
     """Cost of slots that hold a seed."""
 
     per_seed: float = option(0.01, "Cost of each live or fossilized seed.", minimum=0.0)
-    free_seeds: int = option(1, "Seeds that cost nothing.", minimum=0)
     per_fossil: float = option(0.002, "Further cost of each fossil.", minimum=0.0)
 
 
@@ -44,40 +48,22 @@ class OccupancyConfig(Config):
 class ShockConfig(Config):
     """Cost of sudden changes of amplitude."""
 
-    weight: float = option(0.1958, "Factor of the squared change times the size.", minimum=0.0)
     limit: float | None = option(1.0, "Largest cost of one step; nothing is no limit.", minimum=0.0)
-    min_host: float = option(200.0, "Host parameters that are assumed at least.", minimum=0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GovernorRewardConfig(Config):
-    """What a rollback costs, in every mode but `twin`."""
-
-    rollback_penalty: float = option(10.0, "Cost of a rollback, which ends the row.", minimum=0.0)
-    auto_prune: float = option(0.2, "Cost per seed the governor removed.", minimum=0.0)
-
-
-def effective_params(signals: Signals, config: RentConfig) -> Tensor:
+def effective_params(signals: Signals) -> Tensor:
     """Return float32 [R]: parameters of blended seeds by amplitude, with each slot's overhead."""
     blended = is_in(signals.stage, BLENDED_STAGES)
-    overhead = config.slot_share * signals.host_params.float()[:, None]
+    overhead = SLOT_SHARE * signals.host_params.float()[:, None]
     used = overhead + signals.alpha * signals.slot_params.float()
     return torch.where(blended, used, 0.0).sum(1)
-
-
-def effective_flops(signals: Signals) -> Tensor:
-    """Return float32 [R]: operations per sample of blended seeds by amplitude."""
-    blended = is_in(signals.stage, BLENDED_STAGES)
-    return torch.where(blended, signals.alpha * signals.slot_flops.float(), 0.0).sum(1)
 
 
 def rent(view: StepView) -> Tensor:
     """Return [R], 0 or less: logarithm of the growth in use in the epoch of the step."""
     config, after = view.config.rent, view.after
     host = after.host_params.float().clamp(min=max(config.min_host, 1.0))
-    growth = effective_params(after, config) / host
-    flop_growth = effective_flops(after) / after.host_flops.float().clamp(min=1)
-    owed = config.weight * torch.log1p(growth) + config.flop_weight * torch.log1p(flop_growth)
+    owed = RENT_WEIGHT * torch.log1p(effective_params(after) / host)
     return -owed.clamp(max=config.limit)
 
 
@@ -90,25 +76,23 @@ def twin_rent(view: StepView) -> Tensor:
     steps = (after.max_epochs - 1).clamp(min=1)
     added = (after.params - after.host_params) / after.host_params.clamp(min=1)
     added_flops = (after.flops - after.host_flops) / after.host_flops.clamp(min=1)
-    by_params = -config.rent_points / config.scale * added / steps
-    return by_params - config.flop_rent_points / config.scale * added_flops / steps
+    by_params = -config.rent_points * added / steps
+    return by_params - config.flop_rent_points * added_flops / steps
 
 
 def budget_rent(view: StepView) -> Tensor:
     """Return [R], 0 or less: parameters in use as a share of the budget (`basic`)."""
-    used = effective_params(view.after, view.config.rent)
-    return -view.config.basic.param_weight * used / view.after.budget.clamp(min=1)
+    used = effective_params(view.after)
+    return -BASIC_PARAM_WEIGHT * used / view.after.budget.clamp(min=1)
 
 
 def growth_rent(view: StepView) -> Tensor:
     """Return [R], 0 or less: logarithm of the growth by seeds past their grace (`loss`)."""
-    config, after = view.config.loss, view.after
-    pays = view.has_module & (after.age > config.rent_free)
+    after = view.after
+    pays = view.has_module & (after.age > LOSS_RENT_FREE)
     growth = torch.where(pays, after.slot_params, 0).sum(1) / after.host_params.clamp(min=1)
-    flop_growth = torch.where(pays, after.slot_flops, 0).sum(1) / after.host_flops.clamp(min=1)
-    owed = config.rent_weight * torch.log1p(growth)
-    owed = owed + config.flop_rent_weight * torch.log1p(flop_growth)
-    return -owed.clamp(max=config.rent_limit)
+    owed = view.config.loss.rent_weight * torch.log1p(growth)
+    return -owed.clamp(max=LOSS_RENT_LIMIT)
 
 
 def occupancy(view: StepView) -> Tensor:
@@ -116,45 +100,41 @@ def occupancy(view: StepView) -> Tensor:
     config = view.config.occupancy
     seeds = view.has_module.sum(1)
     fossils = (view.after.stage == int(SeedStage.FOSSILIZED)).sum(1)
-    return -config.per_seed * (seeds - config.free_seeds).clamp(min=0) - config.per_fossil * fossils
+    return -config.per_seed * (seeds - FREE_SEEDS).clamp(min=0) - config.per_fossil * fossils
 
 
 def shock(view: StepView) -> Tensor:
     """Return [R], 0 or less: squared changes of alpha, weighted by the size of the seed."""
-    config = view.config.shock
+    limit = view.config.shock.limit
     change = view.after.alpha - view.before.alpha
-    host = view.before.host_params.float().clamp(min=max(config.min_host, 1.0))
+    host = view.before.host_params.float().clamp(min=SHOCK_MIN_HOST)
     size = view.before.slot_params.float() / host[:, None]
-    cost = config.weight * (change.square() * size).sum(1)
-    return -(cost if config.limit is None else cost.clamp(max=config.limit))
+    cost = SHOCK_WEIGHT * (change.square() * size).sum(1)
+    return -(cost if limit is None else cost.clamp(max=limit))
 
 
 def rollback(view: StepView) -> Tensor:
     """Return [R], 0 or less: the penalty, in the step that was rolled back."""
-    return torch.where(view.rolled_back, -view.config.governor.rollback_penalty, 0.0)
+    return torch.where(view.rolled_back, -ROLLBACK_PENALTY, 0.0)
 
 
 def twin_rollback(view: StepView) -> Tensor:
     """Return [R], 0 or less: the same for `twin`, beside the gain that is lost."""
-    return torch.where(view.rolled_back, -view.config.twin.rollback_penalty, 0.0)
+    return torch.where(view.rolled_back, -TWIN_ROLLBACK_PENALTY, 0.0)
 
 
 def auto_prune(view: StepView) -> Tensor:
     """Return [R], 0 or less: seeds the governor removed."""
     removed = (view.had_module & ~view.has_module).sum(1)
-    return torch.where(view.rolled_back, -view.config.governor.auto_prune * removed, 0.0)
+    return torch.where(view.rolled_back, -AUTO_PRUNE * removed, 0.0)
 
 
 # ---- Hindsight: what a fossil owes to the seeds that boosted it while it grew
 
 
-@dataclass(frozen=True, kw_only=True)
-class HindsightConfig(Config):
-    """Credit for seeds that helped another one to fossilize."""
-
-    weight: float = option(0.1, "Largest credit of one recorded boost.", minimum=0.0)
-    steepness: float = option(0.1, "Scale of boost times improvement inside tanh.", minimum=0.0)
-    limit: float = option(0.2, "Largest credit of one fossilization.", minimum=0.0)
+HINDSIGHT_WEIGHT = 0.1  # Largest credit of one recorded boost.
+HINDSIGHT_STEEPNESS = 0.1  # Scale of boost times improvement inside tanh.
+HINDSIGHT_LIMIT = 0.2  # Largest credit of one fossilization.
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +151,6 @@ class Credit:
 
 def earned_credit(view: StepView) -> Credit:
     """Return what this step's fossilization, if any, earned."""
-    config = view.config.hindsight
     rows = torch.arange(view.before.rows, device=view.op.device)
     # [R, scaffold, epoch] of the slot the action is about.
     boosts = view.memory.boosts[rows, :, view.transition.actions["slot"]]
@@ -180,11 +159,11 @@ def earned_credit(view: StepView) -> Credit:
     entry = (boosts > 0) & earns[:, None, None]
     epochs = torch.arange(boosts.shape[-1], device=boosts.device)
     age = (view.before.epoch[:, None] - epochs).clamp(min=0)[:, None, :]
-    size = torch.tanh(config.steepness * boosts * improvement[:, None, None])
-    credit = torch.where(entry, config.weight * size * view.config.gamma**age, 0.0).sum((1, 2))
+    size = torch.tanh(HINDSIGHT_STEEPNESS * boosts * improvement[:, None, None])
+    credit = torch.where(entry, HINDSIGHT_WEIGHT * size * view.config.gamma**age, 0.0).sum((1, 2))
     delay = torch.where(entry, age, 0).sum((1, 2)) / entry.sum((1, 2))
     return Credit(
-        amount=credit.clamp(max=config.limit),
+        amount=credit.clamp(max=HINDSIGHT_LIMIT),
         scaffolds=entry.any(2).sum(1).float(),
         delay=delay,
     )

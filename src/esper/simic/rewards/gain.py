@@ -15,6 +15,17 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import LIVE_STAGES, SeedStage
 from esper.simic.rewards.contract import Changes, StepView, follow_seeds
 
+BASIC_SCORE_WEIGHT = 5.0  # `basic`: reward for 100 points of progress.
+LOSS_WEIGHT = 5.0  # `loss`: reward per typical change of the loss.
+LOSS_LIMIT = 5.0  # `loss`: most typical changes that count.
+LOSS_REGRESS_SHARE = 0.5  # `loss`: share of a rise of the loss that counts.
+SCORE_WEIGHT = 0.05  # Reward per point of the final score.
+FOSSIL_BONUS = 3.0  # Bonus for contributing fossils.
+SIMPLIFIED_SCORE_WEIGHT = 3.0  # `simplified`: reward for a final score of 100 points.
+SIMPLIFIED_FOSSIL_BONUS = 2.0  # `simplified`: bonus per contributing fossil.
+SPARSE_PARAM_WEIGHT = 0.1  # `sparse`, `minimal`: cost of fossils that use the whole budget.
+SPARSE_LIMIT = 1.0  # `sparse`, `minimal`: bound of the final reward before its factor.
+
 
 def gain_points(view: StepView) -> Tensor:
     """Return [R]: score minus the twin's, exactly 0 while the row is its twin.
@@ -44,12 +55,12 @@ def counted_gain(view: StepView) -> Tensor:
 def gain(view: StepView) -> Tensor:
     """Return [R]: change of the gain over the twin; a rollback loses all of it."""
     now = torch.where(view.rolled_back, 0.0, view.once(counted_gain))
-    return (view.config.gamma * now - view.memory.gain) / view.config.twin.scale
+    return view.config.gamma * now - view.memory.gain
 
 
 def gain_potential(view: StepView) -> Tensor:
     """Return [R]: what `gain` pays the change of, as it stands after the step."""
-    return torch.where(view.rolled_back, 0.0, view.once(counted_gain)) / view.config.twin.scale
+    return torch.where(view.rolled_back, 0.0, view.once(counted_gain))
 
 
 def follow_gain(view: StepView) -> Changes:
@@ -65,15 +76,14 @@ def describe_gain(view: StepView) -> Mapping[str, Tensor]:
 def score_change(view: StepView) -> Tensor:
     """Return [R]: change of the score in the step (`basic`)."""
     change = view.after.val_score - view.before.val_score
-    return view.config.basic.score_weight * change / 100
+    return BASIC_SCORE_WEIGHT * change / 100
 
 
 def loss_change(view: StepView) -> Tensor:
     """Return [R]: fall of the loss in typical changes; a rise counts less (`loss`)."""
-    config = view.config.loss
-    fall = (view.before.val_loss - view.after.val_loss) / config.typical_change
-    fall = fall.clamp(-config.limit, config.limit)
-    return config.weight * torch.where(fall < 0, config.regress_share * fall, fall)
+    fall = (view.before.val_loss - view.after.val_loss) / view.config.loss.typical_change
+    fall = fall.clamp(-LOSS_LIMIT, LOSS_LIMIT)
+    return LOSS_WEIGHT * torch.where(fall < 0, LOSS_REGRESS_SHARE * fall, fall)
 
 
 def _recent_gains(view: StepView) -> Tensor:
@@ -85,23 +95,19 @@ def _recent_gains(view: StepView) -> Tensor:
 class TerminalConfig(Config):
     """Bonus at the end of an episode."""
 
-    score_weight: float = option(0.05, "Reward per point of the final score.")
-    fossil_bonus: float = option(3.0, "Bonus for contributing fossils.", minimum=0.0)
     fossil_saturation: float | None = option(
-        3.0, "The bonus is bonus * tanh(count / this); nothing makes it bonus * count.", above=0.0
+        3.0,
+        "The bonus is 3 * tanh(contributing fossils / this); nothing makes it 3 each.",
+        above=0.0,
     )
-    min_improvement: float = option(1.0, "Improvement at fossilization of a contributing fossil.")
 
 
 def terminal(view: StepView) -> Tensor:
     """Return [R]: the final score and the fossils that contribute."""
-    config = view.config.terminal
+    saturation = view.config.terminal.fossil_saturation
     count = view.once(contributing_fossils)
-    if config.fossil_saturation is None:
-        fossils = config.fossil_bonus * count
-    else:
-        fossils = config.fossil_bonus * torch.tanh(count / config.fossil_saturation)
-    return _at_the_end(view, config.score_weight * view.after.val_score + fossils)
+    counted = count if saturation is None else torch.tanh(count / saturation)
+    return _at_the_end(view, SCORE_WEIGHT * view.after.val_score + FOSSIL_BONUS * counted)
 
 
 def open_seeds(view: StepView) -> Tensor:
@@ -116,18 +122,17 @@ def open_seeds(view: StepView) -> Tensor:
 
 def simplified_terminal(view: StepView) -> Tensor:
     """Return [R]: the final score and the number of contributing fossils (`simplified`)."""
-    config = view.config.simplified
-    fossils = config.fossil_bonus * view.once(contributing_fossils)
-    return _at_the_end(view, config.score_weight * view.after.val_score / 100 + fossils)
+    fossils = SIMPLIFIED_FOSSIL_BONUS * view.once(contributing_fossils)
+    return _at_the_end(view, SIMPLIFIED_SCORE_WEIGHT * view.after.val_score / 100 + fossils)
 
 
 def committed_terminal(view: StepView) -> Tensor:
     """Return [R]: the score of what stays, less the size of the fossils (`sparse`)."""
-    config = view.config.sparse
     fossil = view.after.stage == int(SeedStage.FOSSILIZED)
     size = torch.where(fossil, view.after.slot_params, 0).sum(1) / view.after.budget.clamp(min=1)
-    value = committed_score(view.after) / 100 - config.param_weight * size
-    return _at_the_end(view, config.scale * value.clamp(-config.limit, config.limit))
+    value = committed_score(view.after) / 100 - SPARSE_PARAM_WEIGHT * size
+    paid = view.config.sparse.scale * value.clamp(-SPARSE_LIMIT, SPARSE_LIMIT)
+    return _at_the_end(view, paid)
 
 
 def loss_terminal(view: StepView) -> Tensor:
@@ -160,51 +165,41 @@ def _at_the_end(view: StepView, value: Tensor) -> Tensor:
     return torch.where(view.transition.is_last, value, 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PotentialConfig(Config):
-    """Stage potentials; shaping pays scale * (gamma * potential after - potential before)."""
+STAGE_POTENTIALS = {
+    SeedStage.GERMINATED: 1.0,
+    SeedStage.TRAINING: 2.0,
+    SeedStage.BLENDING: 3.5,
+    SeedStage.HOLDING: 5.5,
+    SeedStage.FOSSILIZED: 6.0,
+}
+"""Potential of a seed by its stage."""
+PROGRESS_RATE = 0.3  # Potential per epoch in the stage.
+PROGRESS_LIMIT = 2.0  # Most that epochs in the stage add.
+POTENTIAL_SCALE = 0.3  # Reward per unit of potential.
+LOSS_POTENTIAL_SCALE = 0.1  # `loss`: reward per unit of potential.
 
-    scale: float = option(0.3, "Reward per unit of potential.", minimum=0.0)
-    germinated: float = option(1.0, "Potential of GERMINATED.")
-    training: float = option(2.0, "Potential of TRAINING.")
-    blending: float = option(3.5, "Potential of BLENDING.")
-    holding: float = option(5.5, "Potential of HOLDING.")
-    fossilized: float = option(6.0, "Potential of FOSSILIZED.")
-    progress_rate: float = option(0.3, "Potential per epoch in the stage.", minimum=0.0)
-    progress_limit: float = option(2.0, "Most that epochs in the stage add.", minimum=0.0)
 
-
-def potential(signals: Signals, config: PotentialConfig) -> Tensor:
+def potential(signals: Signals, progress_rate: float = PROGRESS_RATE) -> Tensor:
     """Return [R]: stages and epochs in them, summed over the slots that hold a seed."""
-    levels = {
-        SeedStage.GERMINATED: config.germinated,
-        SeedStage.TRAINING: config.training,
-        SeedStage.BLENDING: config.blending,
-        SeedStage.HOLDING: config.holding,
-        SeedStage.FOSSILIZED: config.fossilized,
-    }
     epochs = signals.epochs_in_stage.float()
-    progress = (config.progress_rate * epochs).clamp(max=config.progress_limit)
+    progress = (progress_rate * epochs).clamp(max=PROGRESS_LIMIT)
     total = torch.zeros_like(progress)
-    for stage, level in levels.items():
+    for stage, level in STAGE_POTENTIALS.items():
         total = torch.where(signals.stage == int(stage), level + progress, total)
     return total.sum(1)
 
 
-def shape(view: StepView, config: PotentialConfig) -> Tensor:
+def shape(view: StepView, scale: float, progress_rate: float) -> Tensor:
     """Return [R]: scale * (gamma * potential after - potential before), 0 potential at the end."""
-    later = torch.where(view.ended, 0.0, potential(view.after, config))
-    return config.scale * (view.config.gamma * later - potential(view.before, config))
+    later = torch.where(view.ended, 0.0, potential(view.after, progress_rate))
+    return scale * (view.config.gamma * later - potential(view.before, progress_rate))
 
 
 def pbrs(view: StepView) -> Tensor:
-    """Return [R]: shaping by the configured potentials."""
-    return shape(view, view.config.potential)
+    """Return [R]: shaping by the potentials of stages and of epochs in them."""
+    return shape(view, POTENTIAL_SCALE, PROGRESS_RATE)
 
 
 def loss_pbrs(view: StepView) -> Tensor:
     """Return [R]: shaping by stages alone, on the scale of `loss`."""
-    config = view.config.potential.replace(
-        scale=view.config.loss.potential_scale, progress_rate=0.0
-    )
-    return shape(view, config)
+    return shape(view, LOSS_POTENTIAL_SCALE, 0.0)

@@ -83,9 +83,7 @@ class ComposedReward:
     def reset(self, signals: Signals) -> None:
         """Forget everything: an episode starts in every row with these first signals."""
         self._memory = start_memory(
-            signals,
-            final_epochs=self.config.twin.final_epochs,
-            keeps_boosts=hindsight.follow_scaffolds in self._updates,
+            signals, keeps_boosts=hindsight.follow_scaffolds in self._updates
         )
 
     def step(self, transition: Transition) -> RewardStep:

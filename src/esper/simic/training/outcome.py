@@ -160,9 +160,10 @@ class RoundOutcome:
         """float64 [rows], final score minus the twin's."""
         return self.final_scores - self.twin_scores
 
-    def paid_off(self, least: float) -> Tensor:
-        """Return bool [rows]: it returned more than this, and beat its twin where it has one."""
-        return (self.returns > least) & ~(self.gains <= 0)
+    @property
+    def paid_off(self) -> Tensor:
+        """Bool [rows], it returned more than waiting, 0, and beat its twin where it has one."""
+        return (self.returns > 0) & ~(self.gains <= 0)
 
     @property
     def rolled_back(self) -> Tensor:

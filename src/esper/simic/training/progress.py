@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
-from esper.simic.agent.config import ExplorationConfig
+from esper.simic.agent.losses import PAID_OFF_TARGET
 from esper.simic.training.outcome import RoundOutcome
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ def conditional_entropies(update: Any) -> dict[str, float | None]:
     }
 
 
+PAID_OFF_MOMENTUM = 0.9  # Share of a task's old average that a round keeps.
+SKILLED_PATIENCE = 128  # Patience where the policy succeeds on other tasks: it could, if it paid.
 ROLLING_ROUNDS = 10
 """Rounds over which scores and merits are averaged."""
 
@@ -186,13 +188,14 @@ class Tally:
     """Adds up finished rounds.
 
     Args:
-        exploration: says which episodes pay off, and how fast their share follows the rounds.
+        patience: acting episodes of a task, in rounds that did worse than waiting, after which
+            waiting counts as right there.
         blueprint_names: names of the blueprints, in action order.
     """
 
-    def __init__(self, exploration: ExplorationConfig, blueprint_names: Sequence[str]) -> None:
+    def __init__(self, patience: int, blueprint_names: Sequence[str]) -> None:
         """Start without a round."""
-        self._exploration, self._blueprint_names = exploration, tuple(blueprint_names)
+        self._patience, self._blueprint_names = patience, tuple(blueprint_names)
         self.env_steps = 0
         """Decisions of all rows."""
         self.paid_off = 0.0
@@ -267,15 +270,15 @@ class Tally:
         It is the share of episodes that pay off, or as much as the belief that waiting is right
         stands for: what curiosity ends by, either way.
         """
-        target, new = self._exploration.paid_off_target, TaskStanding()
+        new = TaskStanding()
         known = {name: self._tasks.get(name, new) for name in set(tasks)}
-        rates = {name: max(one.paid_off, target * one.belief) for name, one in known.items()}
+        rates = {
+            name: max(one.paid_off, PAID_OFF_TARGET * one.belief) for name, one in known.items()
+        }
         return torch.tensor([rates[name] for name in tasks])
 
     def _follow_payers(self, outcome: RoundOutcome) -> None:
-        exploration = self._exploration
-        keep, least = exploration.paid_off_momentum, exploration.paid_off_return
-        paid = outcome.paid_off(least)
+        paid, keep = outcome.paid_off, PAID_OFF_MOMENTUM
         # The first round has no share before it to be averaged with.
         kept = keep if outcome.round else 0.0
         self.paid_off = kept * self.paid_off + (1.0 - kept) * float(paid.double().mean())
@@ -290,7 +293,7 @@ class Tally:
             doubt = 0.0 if old is None else old.doubt
             tried = own & acted
             if bool(tried.any()):
-                if float(outcome.returns[tried].mean()) > least:
+                if float(outcome.returns[tried].mean()) > 0:
                     doubt /= 2.0
                 else:
                     doubt = min(
@@ -304,10 +307,9 @@ class Tally:
         A policy that fails everywhere may only be unskilled; one that succeeds elsewhere knows how
         to grow, and where it still fails there is nothing to be had.
         """
-        exploration = self._exploration
         others = [one.paid_off for other, one in standings.items() if other != name]
-        skill = min(1.0, max(others, default=0.0) / exploration.paid_off_target)
-        return (1.0 - skill) / exploration.patience + skill / exploration.skilled_patience
+        skill = min(1.0, max(others, default=0.0) / PAID_OFF_TARGET)
+        return (1.0 - skill) / self._patience + skill / SKILLED_PATIENCE
 
     def _count_fates(self, outcome: RoundOutcome) -> None:
         for name, counts in outcome.blueprint_fates(self._blueprint_names).items():

@@ -142,7 +142,6 @@ def round_row(report: RoundReport, trainer: Trainer) -> RoundRow:
     outcome, seeds = report.outcome, report.outcome.seeds
     decisions, free = outcome.env_steps, int(outcome.free.sum())
     growth = outcome.states["params"].double() / outcome.states["host_params"].double()
-    exploration = trainer.config.ppo.exploration
     evaluation = report.evaluation
     seconds = report.seconds
     columns: dict[str, Any] = {
@@ -167,7 +166,7 @@ def round_row(report: RoundReport, trainer: Trainer) -> RoundRow:
         score_best=float(outcome.final_scores.max()),
         score_rolling=report.score_rolling,
         gain_mean=outcome.gain_mean,
-        paid_off_share=float(outcome.paid_off(exploration.paid_off_return).double().mean()),
+        paid_off_share=float(outcome.paid_off.double().mean()),
         paid_off_rolling=report.paid_off,
         free_steps=free,
         forced_share=1.0 - free / decisions,

@@ -85,7 +85,7 @@ class Trainer:
             self.twins = TwinCurves(self.row_source, config)
         self.round = 0
         """Round in progress, or next."""
-        self.tally = Tally(config.ppo.exploration, self.policy.blueprint_names)
+        self.tally = Tally(config.ppo.exploration.patience, self.policy.blueprint_names)
         """What the finished rounds have come to."""
         self.curriculum = Curriculum(config.stages)
         """Stage of the round in progress, or next."""

@@ -192,6 +192,9 @@ class PeriodicController:
 # ---- The plateau rule: add a seed whenever the score has stopped rising, keep it if the score rose
 
 
+MOST_FAILURES = 2  # Seeds that did not help after which no more are added.
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlateauConfig(Config):
     """The constants of the plateau rule."""
@@ -200,10 +203,6 @@ class PlateauConfig(Config):
     trial: int = option(
         3, "Epochs at full amplitude in which a seed has to better the best score.", minimum=0
     )
-    min_gain: float = option(
-        0.0, "A seed is kept if the best score rose by more than this, in points or loss."
-    )
-    failures: int = option(2, "Seeds that did not help after which no more are added.", minimum=1)
     blueprints: tuple[str, ...] = option(
         ("conv_heavy", "mlp", "attention"), "What is added: the first that fits the slot."
     )
@@ -264,9 +263,7 @@ class PlateauController:
             return next(iter(tend(row, [slot])), WAIT)
         if row.epochs_in_stage[slot] < self.config.trial:
             return WAIT
-        has_helped = memory.reference is not None and (
-            row.best_score > memory.reference + self.config.min_gain
-        )
+        has_helped = memory.reference is not None and row.best_score > memory.reference
         op = LifecycleOp.FOSSILIZE if has_helped else LifecycleOp.PRUNE
         if not row.legal[op][slot]:
             return WAIT
@@ -275,7 +272,7 @@ class PlateauController:
         return {"op": op, "slot": slot}
 
     def _germinate(self, row: RowView, memory: _Memory) -> Choice:
-        if memory.failures >= self.config.failures or row.plateau_epochs < self.config.patience:
+        if memory.failures >= MOST_FAILURES or row.plateau_epochs < self.config.patience:
             return WAIT
         for slot in reversed(range(len(row.stage))):
             if not row.legal[LifecycleOp.GERMINATE][slot]:

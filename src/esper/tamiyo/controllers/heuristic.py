@@ -3,7 +3,7 @@
 One seed at a time. Each row has a memory of its own, so rows never influence each other. The
 rules compare gains with thresholds in points. A gain of accuracy is in points already. Where the
 score is a negative loss, whose unit is the user's, a gain counts as a share of the loss at
-germination (`loss_points` for all of it): one per cent of the loss is one point, whether losses
+germination (`LOSS_POINTS` for all of it): one per cent of the loss is one point, whether losses
 are of the order of 0.001 or of 1000.
 """
 
@@ -58,6 +58,12 @@ class SeedMemory:
     """Score at the decision that began its stage."""
 
 
+PRUNE_PENALTY = 2.0  # Penalty of a blueprint for each pruned seed.
+PENALTY_DECAY = 0.5  # Share of a penalty that is left an epoch later.
+PENALTY_FLOOR = 0.1  # A penalty below this is dropped.
+LOSS_POINTS = 100.0  # Points of the whole loss at germination, where scores are minus losses.
+
+
 @dataclass(slots=True)
 class RowMemory:
     """All that is remembered of one row."""
@@ -89,10 +95,10 @@ class RowMemory:
                 seed.stage, seed.stage_score = stage, begun
         self.score = row.score
 
-    def decay_penalties(self, factor: float, floor: float) -> None:
+    def decay_penalties(self) -> None:
         """Let an epoch pass over the penalties and drop the small ones."""
-        decayed = {blueprint: value * factor for blueprint, value in self.penalties.items()}
-        self.penalties = {each: value for each, value in decayed.items() if value >= floor}
+        decayed = {each: value * PENALTY_DECAY for each, value in self.penalties.items()}
+        self.penalties = {each: value for each, value in decayed.items() if value >= PENALTY_FLOOR}
 
     def to_plain(self) -> dict[str, Any]:
         """Return the memory as numbers, lists and mappings with text keys."""
@@ -157,17 +163,7 @@ class HeuristicConfig(Config):
     measurement_epochs: int = option(
         10, "Epochs a holding seed waits for an ablation at full amplitude.", minimum=0
     )
-    prune_penalty: float = option(2.0, "Penalty of a blueprint for each pruned seed.", minimum=0)
-    penalty_decay: float = option(
-        0.5, "Share of a penalty that is left an epoch later.", minimum=0, maximum=1
-    )
-    penalty_floor: float = option(0.1, "A penalty below this is dropped.", minimum=0)
     penalty_limit: float = option(3.0, "A blueprint penalised this much is passed over.", minimum=0)
-    loss_points: float = option(
-        100.0,
-        "Points that the whole loss at germination is worth where the score is a negative loss.",
-        above=0,
-    )
 
 
 @register_controller("heuristic")
@@ -203,7 +199,7 @@ class HeuristicController:
                 self._rows[index] = RowMemory()
             memory = self._rows[index]
             memory.observe(row)
-            memory.decay_penalties(self.config.penalty_decay, self.config.penalty_floor)
+            memory.decay_penalties()
             choice, reason = self._decide(row, memory)
             choices.append(choice)
             self._reasons.append(reason)
@@ -330,7 +326,7 @@ class HeuristicController:
             return WAIT, Why.DEVELOPING
         memory.last_prune = row.epoch
         blueprint = row.blueprint[slot]
-        penalty = memory.penalties.get(blueprint, 0.0) + self.config.prune_penalty
+        penalty = memory.penalties.get(blueprint, 0.0) + PRUNE_PENALTY
         memory.penalties[blueprint] = penalty
         return {
             **choice,
@@ -341,7 +337,7 @@ class HeuristicController:
     def _points(self, gain: float, slot: int, memory: RowMemory) -> float:
         """Return a gain of score in points (see the module's docstring for losses)."""
         reference = memory.seeds[slot].germination_score
-        return gain if reference >= 0 else gain * self.config.loss_points / -reference
+        return gain if reference >= 0 else gain * LOSS_POINTS / -reference
 
 
 def _at(op: LifecycleOp, slot: int, row: RowView) -> Verdict:
