@@ -50,6 +50,7 @@ from tests.plots import (
     make_garden,
     plain_history,
     raise_seed,
+    record_epoch,
     same,
     train,
 )
@@ -220,7 +221,7 @@ def test_an_epoch_without_seeds_to_ablate_forgets_old_interactions() -> None:
     gardener, _ = drive("wait", 1, horizon=9)
     state = gardener.garden.state
     known = dataclasses.replace(state, interaction=torch.ones_like(state.interaction))
-    gardener.garden.assume(known)
+    gardener.garden.sync(known)
     gardener.step(make_evaluator())
     assert not gardener.signals().interaction.any()
 
@@ -814,7 +815,7 @@ def test_an_optimizer_of_ones_own_that_leaves_a_seed_out_is_noticed_by_hand() ->
         garden.tick()
     assert garden.advance("stem")
     here = torch.tensor([[name == "stem" for name in garden.slot_names]])
-    garden.assume(garden.state.where(here, contribution=2.0, contribution_se=0.5))
+    garden.sync(garden.state.where(here, contribution=2.0, contribution_se=0.5))
     result = garden.fossilize("stem")
     assert not result
     assert "nothing has trained" in result.reason
@@ -928,7 +929,7 @@ def test_indices_become_names_and_values() -> None:
 def test_slots_are_recorded_as_they_are() -> None:
     garden = make_garden()
     raise_seed(garden, "body", "BLENDING", ticks=1, style="linear_add")
-    garden.record_epoch(50.0)
+    record_epoch(garden, 50.0)
     empty, grown, _ = slot_records(garden)
     assert (empty.name, empty.stage, empty.blueprint, empty.parameters) == (
         "stem",

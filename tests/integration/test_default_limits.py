@@ -132,8 +132,8 @@ def test_the_limits_of_the_default_controller_leave_room_for_seeds(
     gardener = esper.Gardener(garden, horizon=60)
     assert garden.flop_limit == 2 * flops
     assert garden.param_limit == 2 * garden.count_host_parameters()
-    assert bool(gardener.garden.masks().op[0, LifecycleOp.GERMINATE])
-    assert bool(garden.fits()[0, :, BLUEPRINTS.get("lora").id].all())
+    assert bool(gardener.garden.table.masks().op[0, LifecycleOp.GERMINATE])
+    assert bool(garden.table.fits()[0, :, BLUEPRINTS.get("lora").id].all())
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:

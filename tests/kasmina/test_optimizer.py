@@ -28,6 +28,7 @@ from tests.plots import (
     make_garden,
     parameters_by_name,
     raise_seed,
+    record_contributions,
     same,
     train,
 )
@@ -66,7 +67,7 @@ def covers(optimizer: Optimizer, garden: Garden) -> bool:
 
 def fossilize(garden: Garden) -> Any:
     found = evaluate_contributions(garden, make_evaluator(), fossils=False)
-    garden.record_contributions(found)
+    record_contributions(garden, found)
     return garden.fossilize("stem")
 
 

@@ -45,7 +45,7 @@ class Ranks:
     @property
     def group(self) -> dist.ProcessGroup | None:
         """The processes that train this garden; None where this one is alone."""
-        wrapper = self._garden.wrapper
+        wrapper = self._garden.ties.wrapper()
         if wrapper is None:
             return None
         group: dist.ProcessGroup = wrapper.process_group
@@ -174,8 +174,7 @@ class OwnersEngine:
 
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [1, S]."""
-        self.garden.assume(state)
-        return self.garden.state.params
+        return self.garden.sync(state)
 
     def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
         """Return what the owner's epoch said."""

@@ -142,21 +142,17 @@ def _amplitudes(garden: Garden) -> dict[str, float]:
     return {name: view.alpha for name, view in garden.slots.items() if view.alpha > 0}
 
 
-def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFacts:
-    """Return what is known of a garden before it is trained."""
+def task_facts(config: GardenerConfig, horizon: int) -> RowFacts:
+    """Return what is known of a task before a network is trained on it."""
     guess = math.log(config.num_classes) if config.num_classes > 1 else math.nan
     return row_facts(
         1,
-        garden.costs(),
         horizon=horizon,
         budget=config.param_budget,
         chance_loss=config.chance_loss or guess,
         train_samples=config.train_samples,
         samples_per_epoch=config.samples_per_epoch,
         num_classes=config.num_classes,
-        host_flops=garden.host_flops,
-        param_limit=garden.param_limit,
-        flop_limit=garden.flop_limit,
     )
 
 
@@ -249,17 +245,17 @@ class Gardener:
             self._engine,
             [seed],
             RowConfig(
-                lifecycle=garden.config.lifecycle.earning,
                 tracker=self.tracker,
                 governor=self.config.governor,
                 ablate_every=self.config.ablate_every,
             ),
-            facts=garden_facts(garden, self.config, horizon),
+            table=garden.table,
+            facts=task_facts(self.config, horizon),
             rates=rates or self._engine.rates,
             measure=partial(measure_by_ablation, self._engine),
             immediate=garden.config.immediate_blueprints(),
         )
-        self._group.assume(garden.state)
+        self._group.start()
         self._rollbacks = 0
         """How many epochs in a row went back."""
         self._statistics = 0
@@ -286,9 +282,7 @@ class Gardener:
         if unknown:
             raise unknown_name("fact", unknown[0], _TOLD)
         self.config = self.config.told(**facts)
-        known = garden_facts(self.garden, self.config, self.horizon)
-        found = {name: getattr(known, name) for name in _TOLD}
-        self._group.facts = dataclasses.replace(self._group.facts, **found)
+        self._group.facts = task_facts(self.config, self.horizon)
 
     @property
     def epoch(self) -> int:
@@ -328,7 +322,7 @@ class Gardener:
             raise UsageError("this gardener has an optimizer already; make one per gardener")
         self._engine.carried = make_optimizer(self.garden, factory, params, options)
         # Weights loaded since the gardener was made are what a first bad epoch goes back to.
-        self._group.assume(self.garden.state)
+        self._group.start()
         optimizer = self._engine.carried.optimizer
         optimizer.register_state_dict_post_hook(self._add_memory)
         optimizer.register_load_state_dict_pre_hook(self._take_memory)
@@ -396,10 +390,10 @@ class Gardener:
         self._engine.finish_epoch(evaluator, train_loss)
         # Its owner may have acted on the garden by hand, and trains it by an optimizer of choice.
         self.garden.notice_training()
-        group.state = self.garden.state
         self._warn_of_statistics()
         group.live()
-        self.garden.assume(group.state)
+        # What follows the garden, such as an average of its weights, remembers the epoch too.
+        self.garden.sync(group.state)
         measured = group.measured
         assert measured is not None
         rollback = self._judge()
@@ -564,7 +558,7 @@ class Gardener:
         return panic.name.lower()
 
     def _decide(self, signals: Signals, before_action: Callable[[], None] | None) -> DecisionRecord:
-        actions = self._ranks.from_first(self.controller.act(signals, self._group.masks()))
+        actions = self._ranks.from_first(self.controller.act(signals, self.garden.table.masks()))
         op = LifecycleOp(int(actions["op"][0]))
         if before_action is not None and op is not LifecycleOp.WAIT:
             before_action()
@@ -588,7 +582,7 @@ class Gardener:
         if op not in (LifecycleOp.WAIT, LifecycleOp.PRUNE):
             return ""
         rules = self.garden.config.lifecycle.effective_rules
-        if op is LifecycleOp.WAIT and (limit := why_full(self._group.view(), rules)):
+        if op is LifecycleOp.WAIT and (limit := why_full(self.garden.table.view(), rules)):
             return f"{Why.FULL}: {limit}"
         controller = self.controller
         # Plain text: a record is saved as plain data.

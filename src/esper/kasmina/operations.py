@@ -19,12 +19,11 @@ from esper.leyline.actions import PLACEHOLDERS, Command, LifecycleOp
 from esper.leyline.config import Config, option
 from esper.leyline.errors import SlotError, UsageError, unknown_name
 from esper.leyline.rules import Refusal
-from esper.leyline.slots import NOOP, AxesName, Symmetry, Topology
+from esper.leyline.slots import NOOP, AxesName, Symmetry
 from esper.leyline.stages import (
     STYLE_SPECS,
     AlphaAlgorithm,
     AlphaCurve,
-    AlphaMode,
     BlendStyle,
     SeedStage,
 )
@@ -229,11 +228,6 @@ class SlotView:
         return self._garden.slot_names[self._index]
 
     @property
-    def topology(self) -> Topology:
-        """Kind of activation at the slot."""
-        return self._garden.seedbed[self._index].topology
-
-    @property
     def axes(self) -> AxesName:
         """The axes of the host's activation at the slot."""
         return self._garden.seedbed[self._index].axes
@@ -242,11 +236,6 @@ class SlotView:
     def symmetry(self) -> Symmetry:
         """What the host makes of the order of positions at the slot."""
         return self._garden.seedbed[self._index].symmetry
-
-    @property
-    def channels(self) -> int:
-        """Width of the activation at the slot."""
-        return self._garden.seedbed[self._index].channels
 
     @property
     def stage(self) -> SeedStage:
@@ -268,16 +257,6 @@ class SlotView:
     def alpha_target(self) -> float:
         """Amplitude the seed is aimed at."""
         return self._value("alpha_target")
-
-    @property
-    def alpha_mode(self) -> AlphaMode:
-        """Whether the amplitude holds, rises or falls."""
-        return AlphaMode(int(self._value("alpha_mode")))
-
-    @property
-    def algorithm(self) -> AlphaAlgorithm:
-        """How the seed is mixed in."""
-        return AlphaAlgorithm(int(self._value("algorithm")))
 
     @property
     def epochs_in_stage(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -170,7 +170,7 @@ def _wrap(parent: nn.Module, child: nn.Module, gardens: list[Garden]) -> None:
         )
     if isinstance(parent, AveragedModel):
         for garden in gardens:
-            if (original := garden.original) is not None:
+            if (original := garden.ties.original()) is not None:
                 garden.follow(original)
         return
     assert isinstance(parent, DistributedDataParallel)
@@ -180,7 +180,7 @@ def _wrap(parent: nn.Module, child: nn.Module, gardens: list[Garden]) -> None:
                 "training_mode='shadow' trains seeds past DistributedDataParallel; "
                 "use 'straight_through' in several processes"
             )
-        garden.wrap(parent)
+        garden.ties.wrapper = weakref.ref(parent)
     if gardens:
         from esper.kasmina.renewal import Renewal
 
@@ -220,3 +220,53 @@ class Mirrored:
             return mine
         self._known.append(weakref.ref(theirs))
         return copy.deepcopy(theirs)
+
+
+Listener = Callable[[], None]
+
+
+class Listeners:
+    """Bound methods, held weakly: to listen keeps nobody alive."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self._references: list[weakref.WeakMethod[Listener]] = []
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+    def add(self, listener: Listener) -> None:
+        """Tell this bound method too, for as long as its object lives."""
+        self._references.append(weakref.WeakMethod(listener))
+
+    def tell(self) -> None:
+        """Call every listener that is still there, and forget the others."""
+        alive = []
+        for reference in self._references:
+            listener = reference()
+            if listener is not None:
+                listener()
+                alive.append(reference)
+        self._references = alive
+
+
+def _nobody() -> None:
+    """Return what a reference says that was never set, or whose object is gone."""
+
+
+class Ties:
+    """Who has to do with a garden, all held weakly; a copy of the garden has ties of its own."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self.listeners = Listeners()
+        """Whom it tells that parameters came or went."""
+        self.followers = Followers()
+        self.mirrored = Mirrored()
+        self.original: Callable[[], Garden | None] = _nobody
+        """The garden that this one was copied from, as long as that is there."""
+        self.wrapper: Callable[[], DistributedDataParallel | None] = _nobody
+        """The DDP wrapper that trains the garden in several processes, where there is one."""
+
+    def __reduce__(self) -> tuple[type[Ties], tuple[()]]:
+        return Ties, ()

@@ -17,7 +17,7 @@ import yaml
 
 from esper.growth import recorded as growing
 from esper.growth.recorded import GrowingRun
-from esper.kasmina.loading import load_garden
+from esper.kasmina.garden import load_garden
 from esper.lab.tasks import get_task
 from esper.lab.tasks.request import GrowRequest
 from esper.leyline.records import EpochRecord
