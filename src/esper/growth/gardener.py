@@ -34,12 +34,12 @@ from esper.growth.horizon import (
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names, copied_names
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
-from esper.kasmina.governor import GovernorConfig, Panic
+from esper.kasmina.governor import Panic
 from esper.kasmina.operations import OperationResult, check_number
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.recalibration import DEFAULT_SAMPLES, first_samples, moving_norms
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
-from esper.kasmina.signals import Rates, RowFacts, TrackerConfig, row_facts
+from esper.kasmina.signals import Rates, RowFacts, row_facts
 from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.actions import (
     HEAD_NAMES,
@@ -49,7 +49,7 @@ from esper.leyline.actions import (
     describe_action,
     head_values,
 )
-from esper.leyline.config import Config, option
+from esper.leyline.config import option
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import NonFiniteError, UsageError, unknown_name, warn
 from esper.leyline.reasons import Explaining, Why, why_not_grown, why_not_learned
@@ -94,14 +94,12 @@ MEMORY = "gardener"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GardenerConfig(Config):
+class GardenerConfig(RowConfig):
     """How often a gardener measures, what it tells the controller, and when it goes back."""
 
-    ablate_every: int = option(1, "Measure contributions at every this many epochs.", minimum=1)
     param_budget: int = option(
         500_000, "Parameters that count as a full budget in the observation.", minimum=1
     )
-    tracker: TrackerConfig = option(TrackerConfig, "When a host counts as stuck or settled.")
     chance_loss: float = option(
         0.0,
         "Loss of a network that only guesses; 0 for that of `num_classes`, or where nobody knows.",
@@ -113,9 +111,6 @@ class GardenerConfig(Config):
     )
     num_classes: int = option(
         0, "Classes or distinct tokens; 0 where there are none or nobody knows.", minimum=0
-    )
-    governor: GovernorConfig = option(
-        GovernorConfig, "When the network goes back to its last safe state."
     )
     val_is_sharded: bool = option(
         False,
@@ -244,11 +239,7 @@ class Gardener:
         self._group = RowGroup(
             self._engine,
             [seed],
-            RowConfig(
-                tracker=self.tracker,
-                governor=self.config.governor,
-                ablate_every=self.config.ablate_every,
-            ),
+            self.config.replace(tracker=self.tracker),
             table=garden.table,
             facts=task_facts(self.config, horizon),
             rates=rates or self._engine.rates,

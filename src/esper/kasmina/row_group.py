@@ -69,9 +69,11 @@ _BY_ROW = ("last_op", "last_success", "panic", "safe_epoch", "train_loss")
 class RowConfig(Config):
     """How rows are measured and watched over, whoever trains them."""
 
-    tracker: TrackerConfig = option(TrackerConfig, "When a host counts as stuck or settled.")
-    governor: GovernorConfig = option(GovernorConfig, "When a row is rolled back.")
     ablate_every: int = option(1, "Measure contributions at every this many epochs.", minimum=1)
+    tracker: TrackerConfig = option(TrackerConfig, "When a host counts as stuck or settled.")
+    governor: GovernorConfig = option(
+        GovernorConfig, "When a network goes back to its last safe state."
+    )
 
 
 def measure_by_ablation(
