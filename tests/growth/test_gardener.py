@@ -13,19 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 
-from esper.growth.gardener import (
-    MEMORY,
-    Gardener,
-    GardenerConfig,
-    describe_decision,
-    slot_records,
-)
+from esper.growth.gardener import MEMORY, Gardener, GardenerConfig
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.costs import gate_flops, seed_flops
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import Outcome
-from esper.kasmina.operations import OperationResult
+from esper.kasmina.operations import OperationResult, describe_decision, slot_records
 from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.actions import CAUSAL_HEADS, LifecycleOp, placeholder_actions
 from esper.leyline.controller import Controller, GrowthLimits
@@ -930,7 +924,7 @@ def test_slots_are_recorded_as_they_are() -> None:
     garden = make_garden()
     raise_seed(garden, "body", "BLENDING", ticks=1, style="linear_add")
     record_epoch(garden, 50.0)
-    empty, grown, _ = slot_records(garden)
+    empty, grown, _ = slot_records(garden.slots)
     assert (empty.name, empty.stage, empty.blueprint, empty.parameters) == (
         "stem",
         "DORMANT",

@@ -120,7 +120,7 @@ def test_a_garden_knows_what_its_model_costs(network: type[nn.Module], is_traini
     slots, flops = NETWORKS[network]
     garden = esper.Garden(network().train(is_training), slots, torch.randn(4, 8, 8))
     assert garden.host_flops == garden.count_flops() == flops
-    assert garden.is_counted
+    assert garden.placed.is_counted
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.kasmina.garden import Garden
 from esper.kasmina.operations import GardenConfig
+from esper.kasmina.training import clip_gradients
 from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.leyline.errors import (
     ConfigError,
@@ -191,8 +192,8 @@ def test_listeners_hear_of_every_change_of_parameters_and_of_nothing_else() -> N
 
     ear, deaf = Ear(), Ear()
     garden = stack_garden(lifecycle={"rules": {"min_prune_age": 0}})
-    garden.on_change(ear.hear)
-    garden.on_change(deaf.hear)
+    garden.ties.listeners.add(ear.hear)
+    garden.ties.listeners.add(deaf.hear)
     del deaf
     garden.germinate("a", "norm", tempo=1)
     assert ear.count == 1
@@ -486,7 +487,7 @@ def test_clipping_is_separate_for_the_host_and_every_seed() -> None:
     for parameter in garden.parameters():
         parameter.grad = torch.ones_like(parameter)
     next(iter(garden.slot_parameters("b"))).grad = None
-    garden.clip_gradients(1.0)
+    clip_gradients(garden, 1.0)
     for group in (
         garden.host_parameters(),
         garden.slot_parameters("a"),

@@ -16,6 +16,7 @@ from esper.kasmina.operations import (
     make_command,
     parse_choice,
 )
+from esper.kasmina.slots.placement import Placement
 from esper.kasmina.state import GateConfig, describe_failure, empty_state
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import SlotError, UnknownNameError, UsageError
@@ -66,7 +67,7 @@ def describe(op: LifecycleOp, outcome: Outcome, refusal: Refusal = Refusal.NONE)
         empty_state(1, 2),
         make_command(op, 1),
         applied(outcome, refusal),
-        ("head", "stem"),
+        [Placement(name, name, "BC", (2, 4), "bidirectional") for name in ("head", "stem")],
         GateConfig(),
     )
 

@@ -65,7 +65,7 @@ from esper.kasmina.training import (
     epoch_rates,
     rate_factor,
 )
-from esper.kasmina.wrapping import refuse_scripted, refuse_sharded
+from esper.kasmina.wrapping import refuse_unsuitable
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
 from esper.leyline.errors import OwnCodeError, UsageError, explaining, unknown_name, warn
@@ -145,8 +145,7 @@ class GrowthRun:
             self.controller_name = config.deepen.rule
         self.device = _device_of(model) if device is None else choose_device(device)
         refuse_meta(model)
-        refuse_sharded(model)
-        refuse_scripted(model)
+        refuse_unsuitable(model)
         model = model.to(self.device)
         self._calibration_batches = getattr(train, "calibration_batches", None)
         if config.decide_every:

@@ -25,6 +25,7 @@ from esper.kasmina.flops import HOW_TO_COUNT, FlopCount, forward_flops
 from esper.kasmina.slot import GateNetwork
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import TensorRecord
+from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError, reason_of, warn
 from esper.leyline.slots import TOPOLOGIES, Symmetry, Topology, channel_axis
 from esper.leyline.stages import AlphaAlgorithm
@@ -256,6 +257,52 @@ def parse_factor(value: float | str) -> float:
             f"operations (0 is no limit), got {value!r}"
         )
     return factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits(Config):
+    """How far a network may grow."""
+
+    max_growth: float = option(
+        0.0,
+        "Most parameters and operations of the grown network, as a multiple of the host's; the two "
+        "limits below win over it; 0 is no limit.",
+    )
+    max_parameters: int = option(
+        0, "Most trainable parameters of the grown network; 0 is no limit.", minimum=0
+    )
+    max_added_flops: int = option(
+        0, "Most operations per sample that seeds may add; 0 is no limit.", minimum=0
+    )
+
+    def __post_init__(self) -> None:
+        """Check what no range of numbers can say."""
+        object.__setattr__(self, "max_growth", parse_factor(self.max_growth))
+        super().__post_init__()
+
+    def most_parameters(self, trainable: int, whole: int) -> int:
+        """Return the most trainable parameters of the whole network, `NO_LIMIT` without a limit.
+
+        Args:
+            trainable: trainable parameters of the bare host.
+            whole: all parameters of it: what is frozen is part of the network, too.
+        """
+        if self.max_parameters or not self.max_growth:
+            return self.max_parameters or NO_LIMIT
+        return trainable + math.floor((self.max_growth - 1) * whole)
+
+    def most_flops(self, host_flops: int, *, is_counted: bool) -> int:
+        """Return the most operations per sample of the whole network, `NO_LIMIT` without a limit.
+
+        Args:
+            host_flops: those of the bare host.
+            is_counted: whether that is all of them.
+        """
+        if self.max_added_flops:
+            return host_flops + self.max_added_flops
+        if self.max_growth and is_counted:
+            return host_flops + math.floor((self.max_growth - 1) * host_flops)
+        return NO_LIMIT
 
 
 def fitting_blueprints(state: SlotState, costs: RowCosts) -> Tensor:

@@ -9,8 +9,6 @@ freezes and re-aims the modules so that they agree with it.
 from __future__ import annotations
 
 import copy
-import dataclasses
-import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,14 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.costs import (
-    NO_LIMIT,
     RowCosts,
     row_costs,
     slot_costs,
-    slot_flops,
     with_copies,
 )
 from esper.kasmina.governor import GradientSample, sample_gradients
@@ -59,14 +54,11 @@ from esper.kasmina.wrapping import (
     Ties,
     Whole,
     connect,
-    refuse_scripted,
-    refuse_sharded,
-    slots_behind,
+    refuse_unsuitable,
     watch,
 )
 from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.errors import CheckpointError, SlotError, UsageError, instead, reason_of
-from esper.leyline.rules import Refusal
 from esper.leyline.stages import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
 from esper.utils.manifest import restoring
 
@@ -99,23 +91,13 @@ class Garden(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
-        refuse_sharded(model)
-        refuse_scripted(model)
+        refuse_unsuitable(model)
         if any(isinstance(module, Garden) for module in model.modules()):
             raise SlotError(
                 "the model already holds a Garden; grow that one on, or give garden.bake(), a "
                 "plain copy of what it has become"
             )
-        if any(slot.seed is not None for slot in slots_behind(model)):
-            raise SlotError(
-                "the model already grows in another Garden, whose seeds stay active in it; "
-                "use that garden, garden.bake() or a model built anew"
-            )
         if not isinstance(slots, Placed):
-            if example_input is None:
-                raise UsageError(
-                    "give one batch as example_input: it tells what flows at the slots"
-                )
             slots = with_kin(place_slots(model, slots, example_input, axes), model, example_input)
         placements = slots.slots
         self.placed = slots
@@ -192,11 +174,7 @@ class Garden(nn.Module):
 
     def count_flops(self) -> int:
         """Return the operations of one sample's forward pass now; `host_flops` is the model's."""
-        return self.host_flops + int(self.slot_flops().sum())
-
-    def slot_flops(self) -> Tensor:
-        """Return int64 [1, S]: operations per sample of the seed and the gate in every slot."""
-        return slot_flops(self.state, self.costs().seeds)
+        return self.host_flops + int(self.table.flops().sum())
 
     def costs(self) -> RowCosts:
         """Return what the model costs, and every blueprint at every slot, with the limits."""
@@ -213,26 +191,13 @@ class Garden(nn.Module):
     @property
     def param_limit(self) -> int:
         """Most trainable parameters of the whole network, -1 without a limit."""
-        if self.config.max_parameters or not self.config.max_growth:
-            return self.config.max_parameters or NO_LIMIT
-        # What is frozen is part of the network, too.
-        host = sum(parameter.numel() for parameter in self.host_parameters())
-        return self.count_host_parameters() + math.floor((self.config.max_growth - 1) * host)
+        whole = sum(parameter.numel() for parameter in self.host_parameters())
+        return self.config.most_parameters(self.count_host_parameters(), whole)
 
     @property
     def flop_limit(self) -> int:
         """Most operations per sample of the whole network, -1 without a limit."""
-        added = self.config.max_added_flops
-        if not added and self.config.max_growth and self.is_counted:
-            added = math.floor((self.config.max_growth - 1) * self.host_flops)
-        elif not added:
-            return NO_LIMIT
-        return self.host_flops + added
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether it is known how many operations the model's forward pass has."""
-        return self.host_flops > 0 and not self.placed.uncounted
+        return self.config.most_flops(self.host_flops, is_counted=self.placed.is_counted)
 
     # -- operations ------------------------------------------------------------------------------
 
@@ -328,14 +293,7 @@ class Garden(nn.Module):
     def describe(self, before: SlotState, command: Command, applied: Applied) -> OperationResult:
         """Put into words what became of a command in the state `before` it."""
         gates = self.config.lifecycle.earning.gates
-        result = describe_result(before, command, applied, self.slot_names, gates)
-        is_unfit = int(applied.refusal[0]) == int(Refusal.BLUEPRINT_DOES_NOT_FIT)
-        if is_unfit and int(command.blueprint[0]) == BLUEPRINTS.get(KIN).id:
-            place = self.placed.slots[self._index(result.slot)]
-            if place.kin.problem:
-                why = f"no copy of {place.path!r} can grow there: {place.kin.problem}"
-                return dataclasses.replace(result, reason=f"GERMINATE at {place.name}: {why}")
-        return result
+        return describe_result(before, command, applied, self.placed.slots, gates)
 
     def tick(self) -> None:
         """End the decision: move amplitudes, count cooldowns, forward automatic gates."""
@@ -378,13 +336,6 @@ class Garden(nn.Module):
         samples, self._samples = self._samples, {}
         return samples
 
-    def clip_gradients(self, max_norm: float) -> None:
-        """Clip the host's gradients and every seed's separately to this norm."""
-        for group in (self.model, *self.seedbed):
-            parameters = [p for p in group.parameters() if p.grad is not None]
-            if parameters:
-                nn.utils.clip_grad_norm_(parameters, max_norm)
-
     def training_loss(self, closure: Callable[[nn.Module], Tensor]) -> Tensor:
         """Return the loss to call backward on: `closure(model)` gives the loss of one batch.
 
@@ -400,10 +351,6 @@ class Garden(nn.Module):
         return straight_through(loss, shadow_loss(self, shadowed, closure))
 
     # -- being an ordinary module ----------------------------------------------------------------
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Call this bound method whenever parameters came or went; it is held weakly."""
-        self.ties.listeners.add(listener)
 
     def get_extra_state(self) -> Tensor:
         """Return the lifecycle as a byte tensor, so that a state_dict holds tensors alone."""
@@ -505,21 +452,6 @@ class Garden(nn.Module):
         self._sync()
         self.ties.listeners.tell()
 
-    def _restore(self, encoded: Tensor) -> None:
-        """Grow to a saved topology; the weights follow."""
-        state, germinations = decode_lifecycle(encoded, self.slot_names)
-        self.seedbed.clear()
-        self._samples = {}
-        self._table.state = state
-        self._sync(inherits=False)
-        self.ties.listeners.tell()
-        self.seedbed.germinations = germinations
-        for slot in self.seedbed:
-            # How a saved seed was trained is not known here; it is no reason for a warning.
-            slot.was_shadowed = slot.seed is not None
-            # Weights follow, which are not those that were just drawn.
-            slot.drawn = None
-
 
 watch(Garden)
 
@@ -527,9 +459,21 @@ watch(Garden)
 def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
     """Before weights are loaded, grow the garden to the topology they belong to."""
     encoded = state_dict.get(f"{prefix}_extra_state")
-    if encoded is not None:
-        assert isinstance(garden, Garden)
-        garden._restore(encoded)
+    if encoded is None:
+        return
+    assert isinstance(garden, Garden)
+    state, germinations = decode_lifecycle(encoded, garden.slot_names)
+    garden.seedbed.clear()
+    garden.take_gradients()
+    garden._table.state = state
+    garden._sync(inherits=False)
+    garden.ties.listeners.tell()
+    garden.seedbed.germinations = germinations
+    for slot in garden.seedbed:
+        # How a saved seed was trained is not known here; it is no reason for a warning.
+        slot.was_shadowed = slot.seed is not None
+        # Weights follow, which are not those that were just drawn.
+        slot.drawn = None
 
 
 def load_garden(folder: str | Path, *, model: nn.Module) -> Garden:

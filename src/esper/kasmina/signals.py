@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.kasmina.costs import slot_flops
 from esper.kasmina.lifecycle import time_to_target, velocity
 from esper.kasmina.slot_table import SlotTable
 from esper.leyline.actions import TensorRecord
@@ -214,7 +213,7 @@ def read_signals(
     state, costs = table.state, table.costs
     occupied = state.occupied
     measured = torch.isfinite(state.contribution)
-    in_slots = slot_flops(state, costs.seeds)
+    in_slots = table.flops()
     rate_factor, learning_rate = rates(tracker.epoch + 1)
 
     def or_absent(value: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.contribution import Measured, record_contributions
-from esper.kasmina.costs import RowCosts, fitting_blueprints
+from esper.kasmina.costs import RowCosts, fitting_blueprints, slot_flops
 from esper.kasmina.governor import GradientSample, record_gradients
 from esper.kasmina.lifecycle import (
     Applied,
@@ -55,6 +55,10 @@ class SlotTable:
     def device(self) -> torch.device:
         """Where everything is kept."""
         return self.enabled.device
+
+    def flops(self) -> Tensor:
+        """Return int64 [R, S]: operations per sample of every seed and its gate."""
+        return slot_flops(self.state, self.costs.seeds)
 
     # -- what is legal -----------------------------------------------------------------------------
 

@@ -126,28 +126,29 @@ _SHARDED = {"FSDPModule": "FSDP2 (fully_shard)", "FullyShardedDataParallel": "FS
 """Classes that spread parameters over processes, by the name that people know them by."""
 
 
-def refuse_sharded(model: nn.Module) -> None:
-    """Refuse a model whose parameters are spread over processes: a new seed has no place there."""
+def refuse_unsuitable(model: nn.Module) -> None:
+    """Refuse a model that nothing can be put into, or in which another garden grows."""
     for name, module in model.named_modules():
+        told = f"{name!r} of the model" if name else "the model"
         # By name: to import these classes takes longer than to build most models.
         kinds = [k for k in type(module).__mro__ if k.__module__.startswith(_FSDP)]
         known = [_SHARDED[kind.__name__] for kind in kinds if kind.__name__ in _SHARDED]
         if known:
             raise UsageError(
-                f"{f'{name!r} of the model' if name else 'the model'} is sharded by {known[0]}, "
-                "in which no seed can grow; give the model before it is sharded, and train it "
-                "in one process or wrap its Garden in DistributedDataParallel"
+                f"{told} is sharded by {known[0]}, in which no seed can grow; give the model "
+                "before it is sharded, and train it in one process or wrap its Garden in "
+                "DistributedDataParallel"
             )
-
-
-def refuse_scripted(model: nn.Module) -> None:
-    """Refuse a model that TorchScript has compiled: nothing can be put into it any more."""
-    for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise UsageError(
-                f"{f'{name!r} of the model' if name else 'the model'} is compiled by TorchScript "
-                "(torch.jit), in which no seed can grow; give the nn.Module that it was made of"
+                f"{told} is compiled by TorchScript (torch.jit), in which no seed can grow; give "
+                "the nn.Module that it was made of"
             )
+    if any(slot.seed is not None for slot in slots_behind(model)):
+        raise SlotError(
+            "the model already grows in another Garden, whose seeds stay active in it; "
+            "use that garden, garden.bake() or a model built anew"
+        )
 
 
 def watch(kind: type[Garden]) -> None:
