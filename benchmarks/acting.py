@@ -68,7 +68,7 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
         signals = population.reset()
         if options.grown:
             for group in population.groups:
-                group.assume(fully_grown(group))
+                group.start(fully_grown(group))
         controller = RandomController(1)
         controller.reset(rows, population.device)
         times = []
@@ -103,7 +103,7 @@ def fully_grown(group: Any) -> Any:
 
     generator = torch.Generator().manual_seed(1)
     shape = group.state.stage.shape
-    fitting = group.fits[0, 0].nonzero().flatten()
+    fitting = group.table.fits()[0, 0].nonzero().flatten()
     return group.state.where(
         torch.ones(shape, dtype=torch.bool),
         stage=int(SeedStage.BLENDING),

@@ -74,7 +74,7 @@ def measure(name: str, blueprints: tuple[str, ...], images: int, rounds: int) ->
     data = random_data(task)
     garden = Garden(task.build_host(0), task.slot_paths, task.example_input())
     state = empty_state(1, len(blueprints))
-    garden.assume(
+    garden.sync(
         state.where(
             torch.ones_like(state.occupied),
             stage=int(SeedStage.BLENDING),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,14 +15,15 @@ from torch.optim import Optimizer
 from esper.growth.gardener import GardenerConfig
 from esper.growth.request import GrowthConfig
 from esper.kasmina.blueprints.registry import BLUEPRINTS
-from esper.kasmina.engine import Moments
+from esper.kasmina.contribution import Contributions, Measured
+from esper.kasmina.engine import Moments, take_samples
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden
 from esper.kasmina.lifecycle import LifecycleConfig
-from esper.kasmina.operations import GardenConfig
+from esper.kasmina.operations import GardenConfig, OperationResult
 from esper.kasmina.state import GateConfig
 from esper.kasmina.training import per_sample_classification
-from esper.leyline.actions import LifecycleOp
+from esper.leyline.actions import Actions, LifecycleOp, decode_actions
 from esper.leyline.records import EpochRecord
 from esper.leyline.rules import Masks, RulesConfig
 from esper.leyline.signals import Signals
@@ -140,9 +142,46 @@ def raise_seed(
     with torch.no_grad():
         for parameter in garden.slot_parameters(slot):
             parameter.add_(torch.randn_like(parameter), alpha=0.5)
-    garden.record_contributions(evaluate_contributions(garden, make_evaluator(), fossils=False))
+    record_contributions(garden, evaluate_contributions(garden, make_evaluator(), fossils=False))
     assert garden.fossilize(slot)
     assert stage == "FOSSILIZED"
+
+
+def contribution_tensors(
+    result: Contributions, names: Sequence[str]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return worth [1, S], error [1, S] and interaction [1, S, S] of one network."""
+    worth = torch.full((1, len(names)), math.nan, dtype=torch.float64)
+    error = worth.clone()
+    interaction = torch.zeros((1, len(names), len(names)), dtype=torch.float64)
+    for name, estimate in result.leave_one_out.items():
+        worth[0, names.index(name)] = estimate.value
+        error[0, names.index(name)] = estimate.se
+    for (first, second), estimate in result.interactions.items():
+        i, j = names.index(first), names.index(second)
+        interaction[0, i, j] = interaction[0, j, i] = estimate.value
+    return worth, error, interaction
+
+
+def record_epoch(garden: Garden, score: float) -> None:
+    """Count an epoch with the gradients sampled in it, as the step of growth does."""
+    points = torch.tensor([score], dtype=torch.float64)
+    garden.table.record_epoch(points, *take_samples([garden]))
+
+
+def record_contributions(garden: Garden, found: Contributions) -> None:
+    """Take over what was measured of the seeds that are there."""
+    nothing = torch.full((1,), math.nan, dtype=torch.float64)
+    measured = Measured(nothing, nothing, *contribution_tensors(found, garden.slot_names))
+    members = torch.isfinite(measured.worth) & garden.state.has_module
+    garden.table.record_contributions(measured, members, torch.tensor([True]))
+
+
+def carry_out(garden: Garden, actions: Actions) -> OperationResult:
+    """Do what a controller chose, legal or not."""
+    command = decode_actions(actions)
+    immediate = int(command.blueprint[0]) in garden.config.immediate_blueprints()
+    return garden.carry_out(command, immediate=immediate)
 
 
 def shake(garden: Garden) -> None:

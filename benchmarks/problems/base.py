@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.contribution import Measured
+from esper.kasmina.costs import row_costs
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
 from esper.kasmina.signals import TrackerState, row_facts
+from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.state import GateConfig, SlotState
 from esper.lab.imagined import ImaginedEngine, imagined_costs
 from esper.leyline.actions import Actions, LifecycleOp, decode_actions
@@ -206,7 +208,7 @@ class Problem(ABC):
 
     def masks(self) -> Masks:
         """Return what is legal now."""
-        return self.group.masks()
+        return self.group.table.masks()
 
     def panics(self) -> Tensor:
         """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
@@ -239,12 +241,12 @@ class Problem(ABC):
         self._group = RowGroup(
             ImaginedEngine(rows, slots, _HOST_PARAMS, self.seed_sizes(), device),
             range(rows),
-            RowConfig(lifecycle=self.lifecycle, governor=GovernorConfig(is_on=False)),
-            facts=row_facts(
-                rows, costs, horizon=self.steps + 1, budget=10 * _HOST_PARAMS, device=device
+            RowConfig(governor=GovernorConfig(is_on=False)),
+            table=SlotTable(
+                row_costs(rows, costs, host_params=_HOST_PARAMS, device=device), self.lifecycle
             ),
+            facts=row_facts(rows, horizon=self.steps + 1, budget=10 * _HOST_PARAMS, device=device),
             measure=self._measure,
-            device=device,
         )
         self.worth = torch.zeros((rows, slots), dtype=torch.float64, device=device)
         self.scaffolded = torch.full((rows,), -1, dtype=torch.int64, device=device)

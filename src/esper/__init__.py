@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from esper.kasmina.blueprints import register_blueprint
     from esper.kasmina.evaluation import evaluate_contributions
     from esper.kasmina.flops import FlopCount, count_flops
-    from esper.kasmina.garden import Garden
+    from esper.kasmina.garden import Garden, load_garden
     from esper.kasmina.hosts import register_host
-    from esper.kasmina.loading import load_garden
     from esper.kasmina.operations import GardenConfig
     from esper.kasmina.slots.selftest import check_slots
     from esper.kasmina.slots.suggestion import suggest_slots
@@ -84,10 +83,9 @@ _HOMES = {
     "esper.kasmina.blueprints": ("register_blueprint",),
     "esper.kasmina.evaluation": ("evaluate_contributions",),
     "esper.kasmina.flops": ("FlopCount", "count_flops"),
-    "esper.kasmina.garden": ("Garden",),
+    "esper.kasmina.garden": ("Garden", "load_garden"),
     "esper.kasmina.operations": ("GardenConfig",),
     "esper.kasmina.hosts": ("register_host",),
-    "esper.kasmina.loading": ("load_garden",),
     "esper.kasmina.slots.selftest": ("check_slots",),
     "esper.kasmina.slots.suggestion": ("suggest_slots",),
     "esper.leyline.errors": ("EsperError", "EsperWarning"),

@@ -165,7 +165,7 @@ def life_by_hand(rank: int) -> None:
     assert not list(garden.slot_parameters("body"))
     for each in (garden, alone):
         here = torch.tensor([[name == "stem" for name in each.slot_names]])
-        each.assume(each.state.where(here, contribution=2.0, counterfactual_age=0))
+        each.sync(each.state.where(here, contribution=2.0, counterfactual_age=0))
         if each.slots["stem"].stage is SeedStage.BLENDING:
             assert each.advance("stem")
         assert each.fossilize("stem"), each.slots["stem"]
@@ -361,7 +361,7 @@ def test_a_sharded_model_is_refused_by_name() -> None:
 def test_one_process_shares_with_nobody() -> None:
     garden = make_garden()
     wrapped = DistributedDataParallel(garden)
-    assert garden.wrapper is wrapped
+    assert garden.ties.wrapper() is wrapped
     ranks = Ranks(garden)
     assert ranks.group is None
     assert ranks.from_first(garden) is garden

@@ -13,19 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 
-from esper.growth.gardener import (
-    MEMORY,
-    Gardener,
-    GardenerConfig,
-    describe_decision,
-    slot_records,
-)
+from esper.growth.gardener import MEMORY, Gardener, GardenerConfig
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.costs import gate_flops, seed_flops
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import Outcome
-from esper.kasmina.operations import OperationResult
+from esper.kasmina.operations import OperationResult, describe_decision, slot_records
 from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.actions import CAUSAL_HEADS, LifecycleOp, placeholder_actions
 from esper.leyline.controller import Controller, GrowthLimits
@@ -50,6 +44,7 @@ from tests.plots import (
     make_garden,
     plain_history,
     raise_seed,
+    record_epoch,
     same,
     train,
 )
@@ -220,7 +215,7 @@ def test_an_epoch_without_seeds_to_ablate_forgets_old_interactions() -> None:
     gardener, _ = drive("wait", 1, horizon=9)
     state = gardener.garden.state
     known = dataclasses.replace(state, interaction=torch.ones_like(state.interaction))
-    gardener.garden.assume(known)
+    gardener.garden.sync(known)
     gardener.step(make_evaluator())
     assert not gardener.signals().interaction.any()
 
@@ -814,7 +809,7 @@ def test_an_optimizer_of_ones_own_that_leaves_a_seed_out_is_noticed_by_hand() ->
         garden.tick()
     assert garden.advance("stem")
     here = torch.tensor([[name == "stem" for name in garden.slot_names]])
-    garden.assume(garden.state.where(here, contribution=2.0, contribution_se=0.5))
+    garden.sync(garden.state.where(here, contribution=2.0, contribution_se=0.5))
     result = garden.fossilize("stem")
     assert not result
     assert "nothing has trained" in result.reason
@@ -928,8 +923,8 @@ def test_indices_become_names_and_values() -> None:
 def test_slots_are_recorded_as_they_are() -> None:
     garden = make_garden()
     raise_seed(garden, "body", "BLENDING", ticks=1, style="linear_add")
-    garden.record_epoch(50.0)
-    empty, grown, _ = slot_records(garden)
+    record_epoch(garden, 50.0)
+    empty, grown, _ = slot_records(garden.slots)
     assert (empty.name, empty.stage, empty.blueprint, empty.parameters) == (
         "stem",
         "DORMANT",

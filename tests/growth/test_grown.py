@@ -8,7 +8,7 @@ import torch
 
 from esper.growth.grow import grow
 from esper.growth.grown import Grown
-from esper.kasmina.loading import load_garden
+from esper.kasmina.garden import load_garden
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
 from tests.plots import GROW_ONE, SLOTS, Script, growth_config, make_batches, make_net
 

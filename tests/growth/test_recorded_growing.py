@@ -18,7 +18,7 @@ from esper.growth.gardener import GardenerConfig
 from esper.growth.grow import grow
 from esper.growth.grown import Grown
 from esper.growth.request import GrowthConfig
-from esper.kasmina.loading import load_garden
+from esper.kasmina.garden import load_garden
 from esper.leyline.errors import UsageError
 from esper.leyline.records import EpochRecord, epoch_line
 from tests.nissa.report.runs import make_epoch

@@ -22,7 +22,7 @@ import esper
 from esper.growth.grow import grow
 from esper.growth.grown import Grown
 from esper.growth.recorded import RecordedGrowth
-from esper.kasmina.loading import load_garden
+from esper.kasmina.garden import load_garden
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.records import EpochRecord
 from esper.nissa.folder import GROWING, Checkpoints, read_manifest

@@ -25,6 +25,7 @@ from esper.leyline.actions import placeholder_actions
 from esper.leyline.stages import BlendStyle
 from esper.tamiyo.controllers import RandomController
 from tests.devices import busy_device
+from tests.plots import record_epoch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -98,7 +99,7 @@ def test_a_seed_lives_on_the_device_as_on_the_cpu(blueprint: str, topology: str)
             optimizer.zero_grad()
             garden(x).square().mean().backward()
             optimizer.step()
-            garden.record_epoch(50.0)
+            record_epoch(garden, 50.0)
             assert gardener.carried is not None
             gardener.carried.start_epoch()
         assert garden.slots["0"].alpha == 1.0
@@ -185,7 +186,7 @@ def test_a_garden_grows_under_bf16_autocast() -> None:
             loss = garden(x.cuda()).float().square().mean()
         loss.backward()
         optimizer.step()
-        garden.record_epoch(50.0)
+        record_epoch(garden, 50.0)
     assert torch.isfinite(loss)
     assert garden.slots["0"].alpha == 1.0
 

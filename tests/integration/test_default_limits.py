@@ -120,7 +120,7 @@ def test_a_garden_knows_what_its_model_costs(network: type[nn.Module], is_traini
     slots, flops = NETWORKS[network]
     garden = esper.Garden(network().train(is_training), slots, torch.randn(4, 8, 8))
     assert garden.host_flops == garden.count_flops() == flops
-    assert garden.is_counted
+    assert garden.placed.is_counted
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -132,8 +132,8 @@ def test_the_limits_of_the_default_controller_leave_room_for_seeds(
     gardener = esper.Gardener(garden, horizon=60)
     assert garden.flop_limit == 2 * flops
     assert garden.param_limit == 2 * garden.count_host_parameters()
-    assert bool(gardener.garden.masks().op[0, LifecycleOp.GERMINATE])
-    assert bool(garden.fits()[0, :, BLUEPRINTS.get("lora").id].all())
+    assert bool(gardener.garden.table.masks().op[0, LifecycleOp.GERMINATE])
+    assert bool(garden.table.fits()[0, :, BLUEPRINTS.get("lora").id].all())
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:

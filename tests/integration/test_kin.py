@@ -225,7 +225,7 @@ def test_the_shipped_controller_plays_and_never_chooses_it(case: str) -> None:
         assert decision.blueprint != "kin"
         assert decision.outcome != "illegal"
     controller: Any = gardener.controller
-    signals, masks = gardener.signals(), garden.masks()
+    signals, masks = gardener.signals(), garden.table.masks()
     # It is shown what it would be shown without `kin` ...
     assert "kin" not in controller.policy.blueprint_names
     shown = controller._own_signals(signals)
@@ -248,7 +248,7 @@ def test_controllers_that_draw_may_choose_it() -> None:
     chosen = set()
     for seed in range(60):
         gardener = Gardener(copy.deepcopy(garden), "random", 60, seed=seed)
-        actions = gardener.controller.act(gardener.signals(), garden.masks())
+        actions = gardener.controller.act(gardener.signals(), garden.table.masks())
         if int(actions["op"][0]) == LifecycleOp.GERMINATE:
             chosen.add(int(actions["blueprint"][0]))
     assert BLUEPRINTS.get("kin").id in chosen

@@ -39,6 +39,7 @@ from esper.leyline.stages import (
     SeedStage,
 )
 from tests.kasmina.gardens import ResidualStack, same_state, stages
+from tests.plots import carry_out, record_epoch
 
 SLOTS = ("a", "b", "c")
 TICKS_TO_FREE = 7
@@ -78,12 +79,12 @@ class World:
         garden, before = self.garden, self.garden.state
         stages_before = stages(garden)
         keys, parameters = list(garden.state_dict()), list(garden.parameters())
-        legal = is_legal(garden.masks(), action)
+        legal = is_legal(garden.table.masks(), action)
         heads = {head: torch.tensor([index]) for head, index in action.items()}
         with warnings.catch_warnings():
             # Some seeds blend before they were ever trained, which a shadowed garden remarks on.
             warnings.simplefilter("ignore", EsperWarning)
-            result = garden.act(heads)
+            result = carry_out(garden, heads)
         assert (result.outcome is not Outcome.ILLEGAL) == legal, (action, result)
         if not result.ok:
             assert result.reason.startswith(f"{LifecycleOp(action['op']).name} at ")
@@ -125,10 +126,10 @@ class World:
     def record(self, score: float, *, measured: bool) -> None:
         """End the epoch, with or without an ablation."""
         garden = self.garden
-        garden.record_epoch(score)
+        record_epoch(garden, score)
         if measured:
             members = participating(garden.state)
-            garden._state = garden.state.where(
+            garden.table.state = garden.state.where(
                 members, contribution=score - 50, contribution_se=0.1, counterfactual_age=0
             )
         self.check()
@@ -388,7 +389,7 @@ def draw_action(world: World, draw: np.random.Generator) -> Action:
     action = {head: int(draw.choice(choices)) for head, choices in HEADS.items()}
     if draw.random() < 0.5:
         return action
-    masks = world.garden.masks()
+    masks = world.garden.table.masks()
     # Waiting is what happens between operations; pruning would end most lives too soon.
     weight = masks.op[0].numpy() * np.array([0.2, 1, 1, 0.5, 1, 1])
     op = int(draw.choice(len(weight), p=weight / weight.sum()))

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.costs import row_costs
 from esper.kasmina.garden import Garden
+from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.operations import GardenConfig
-from esper.kasmina.signals import RowFacts, row_facts
+from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.state import SlotState, empty_state
 from esper.lab.imagined import imagined_costs
 from esper.leyline.errors import EsperWarning
@@ -119,13 +121,14 @@ def bring(
 def measure(garden: Garden, slot: str, value: float = 2.0) -> None:
     """Pretend that an ablation found this contribution."""
     here = torch.tensor([[name == slot for name in garden.slot_names]])
-    garden._state = garden.state.where(here, contribution=value, counterfactual_age=0)
+    garden.table.state = garden.state.where(here, contribution=value, counterfactual_age=0)
 
 
 def pretend_trained(garden: Garden, slot: str) -> None:
     """Let a seed that is as it was drawn pass for one that an optimizer has changed."""
     garden.seedbed[garden.slot_names.index(slot)].drawn = None
-    garden._state = garden.state.where(torch.ones_like(garden.state.untrained), untrained=False)
+    known = garden.state.where(torch.ones_like(garden.state.untrained), untrained=False)
+    garden.table.state = known
 
 
 def stir(garden: Garden, slot: str) -> None:
@@ -152,8 +155,13 @@ def same_state(one: SlotState, other: SlotState) -> bool:
     )
 
 
-def plain_facts(rows: int, slots: int, *, horizon: int = 60, budget: int = 500) -> RowFacts:
-    """Facts of rows whose seeds of any blueprint cost 7 parameters and nothing else is known."""
+def plain_table(
+    state: SlotState, host_params: int = 100, lifecycle: LifecycleConfig | None = None
+) -> SlotTable:
+    """Slots of rows in a state; seeds of any blueprint cost 7 parameters."""
     sizes = torch.full((NUM_BLUEPRINTS,), 7)
-    costs = imagined_costs(slots, sizes, range(NUM_BLUEPRINTS))
-    return row_facts(rows, costs, horizon=horizon, budget=budget)
+    costs = imagined_costs(state.num_slots, sizes, range(NUM_BLUEPRINTS))
+    rows = row_costs(state.rows, costs, host_params=host_params)
+    table = SlotTable(rows, lifecycle or LifecycleConfig())
+    table.state = state
+    return table

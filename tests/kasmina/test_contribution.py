@@ -15,7 +15,6 @@ from esper.kasmina.contribution import (
     FACTORIAL_LIMIT,
     Contributions,
     Estimate,
-    contribution_tensors,
     estimate_contributions,
     participating,
     plan_ablations,
@@ -25,6 +24,7 @@ from esper.kasmina.contribution import (
 from esper.kasmina.state import empty_state
 from esper.leyline.stages import SeedStage
 from tests.kasmina.gardens import one_slot
+from tests.plots import contribution_tensors
 
 NAMES = ("a", "b", "c", "d", "e")
 

@@ -9,12 +9,11 @@ from torch import Tensor
 from esper.kasmina.contribution import (
     Measured,
     compare_rows,
-    contribution_tensors,
     estimate_contributions,
     plan_ablations,
     plan_differences,
 )
-from tests.plots import same
+from tests.plots import contribution_tensors, same
 
 PATTERNS = [
     (False, False, False, False, False),

@@ -18,6 +18,7 @@ from esper.kasmina.costs import (
     fitting_blueprints,
     gate_flops,
     gate_parameters,
+    row_costs,
     seed_flops,
     seed_parameters,
     slot_costs,
@@ -129,15 +130,9 @@ def rows_of(blueprints: list[list[int]], algorithm: AlphaAlgorithm) -> SlotState
 
 def fits_of(state: SlotState, costs: SlotCosts, **limits: list[int]) -> Tensor:
     """What fits hosts of 100 parameters and 1000 operations."""
-    given = {
-        "host_params": [100] * state.rows,
-        "host_flops": [1_000] * state.rows,
-        "param_limit": [NO_LIMIT] * state.rows,
-        "flop_limit": [NO_LIMIT] * state.rows,
-        **limits,
-    }
-    tensors = {name: torch.tensor(value) for name, value in given.items()}
-    return fitting_blueprints(state, costs, **tensors)
+    tensors = {name: torch.tensor(value) for name, value in limits.items()}
+    rows = row_costs(state.rows, costs, host_params=100, host_flops=1_000, **tensors)
+    return fitting_blueprints(state, rows)
 
 
 def test_without_limits_everything_for_the_topology_fits() -> None:
@@ -183,7 +178,7 @@ def test_a_garden_never_grows_beyond_its_parameters_even_when_a_gate_is_added_la
     result = garden.germinate("b", "norm")
     assert not result
     assert Refusal.NOTHING_FITS.text in result.reason
-    assert not bool(garden.masks().op[0, LifecycleOp.GERMINATE])
+    assert not bool(garden.table.masks().op[0, LifecycleOp.GERMINATE])
     assert garden.set_alpha_target("a", 0.5, speed=0, style="gated_gate")
     assert garden.count_parameters() == limit
 
@@ -221,4 +216,4 @@ def test_frozen_host_parameters_do_not_count() -> None:
 @pytest.mark.parametrize("limit", ["max_parameters", "max_added_flops"])
 def test_zero_is_no_limit(limit: str) -> None:
     garden = stack_garden(**{limit: 0})
-    assert bool(garden.fits()[0, 0, list(selectable("vector"))].all())
+    assert bool(garden.table.fits()[0, 0, list(selectable("vector"))].all())

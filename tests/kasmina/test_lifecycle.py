@@ -474,7 +474,7 @@ def test_the_first_record_sets_the_scores_that_improvements_count_from() -> None
     state = done(state, LifecycleOp.ADVANCE)
     assert (int(state.epochs_in_stage), int(state.previous_epochs)) == (0, 2)
     state = record_epoch(state, score(44.0))
-    assert (float(state.total_improvement), float(state.stage_improvement)) == (4.0, 1.0)
+    assert (float(state.score_initial), float(state.stage_improvement)) == (40.0, 1.0)
     assert (int(state.age), int(state.epochs_in_stage)) == (3, 1)
 
 

@@ -16,6 +16,7 @@ from esper.kasmina.operations import (
     make_command,
     parse_choice,
 )
+from esper.kasmina.slots.placement import Placement
 from esper.kasmina.state import GateConfig, describe_failure, empty_state
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import SlotError, UnknownNameError, UsageError
@@ -25,11 +26,11 @@ from esper.leyline.stages import (
     STYLE_SPECS,
     AlphaAlgorithm,
     AlphaCurve,
-    AlphaMode,
     BlendStyle,
     SeedStage,
 )
 from tests.kasmina.gardens import bring, measure, stack_garden
+from tests.plots import record_epoch
 
 
 def applied(outcome: Outcome, refusal: Refusal = Refusal.NONE) -> Applied:
@@ -66,7 +67,7 @@ def describe(op: LifecycleOp, outcome: Outcome, refusal: Refusal = Refusal.NONE)
         empty_state(1, 2),
         make_command(op, 1),
         applied(outcome, refusal),
-        ("head", "stem"),
+        [Placement(name, name, "BC", (2, 4), "bidirectional") for name in ("head", "stem")],
         GateConfig(),
     )
 
@@ -147,7 +148,7 @@ def test_an_amplitude_to_aim_at_is_above_0_and_at_most_1() -> None:
 
 def test_an_empty_slot() -> None:
     view = stack_garden().slots["a"]
-    assert (view.name, view.topology, view.channels) == ("a", "vector", 4)
+    assert (view.name, view.axes) == ("a", "BC")
     assert (view.stage, view.blueprint, view.alpha) == (SeedStage.DORMANT, None, 0.0)
     assert (view.parameters, view.age, view.epochs_in_stage) == (0, 0, 0)
     assert view.contribution is None
@@ -161,8 +162,7 @@ def test_a_grown_slot() -> None:
     bring(garden, "b", SeedStage.HOLDING, "lora", style="gated_gate")
     measure(garden, "b", 1.5)
     assert (view.stage, view.blueprint) == (SeedStage.HOLDING, "lora")
-    assert (view.alpha, view.alpha_target, view.alpha_mode) == (1.0, 1.0, AlphaMode.HOLD)
-    assert view.algorithm is AlphaAlgorithm.GATE
+    assert (view.alpha, view.alpha_target) == (1.0, 1.0)
     assert view.parameters == sum(p.numel() for p in garden.slot_parameters("b"))
     assert view.contribution == 1.5
     assert view.contribution_se is None
@@ -173,5 +173,5 @@ def test_a_view_follows_its_garden() -> None:
     garden = stack_garden()
     view = garden.slots["a"]
     bring(garden, "a", SeedStage.TRAINING)
-    garden.record_epoch(50.0)
+    record_epoch(garden, 50.0)
     assert (view.stage, view.age, view.epochs_in_stage) == (SeedStage.TRAINING, 1, 1)

@@ -17,6 +17,7 @@ from esper.growth.gardener import Gardener
 from esper.kasmina.evaluation import evaluate_contributions
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import GRADIENT_STRIDE, NAMES
+from esper.kasmina.training import clip_gradients
 from esper.leyline.errors import CheckpointError
 from esper.utils.storage import load_tree, save_tree
 from tests.plots import (
@@ -28,6 +29,7 @@ from tests.plots import (
     make_garden,
     parameters_by_name,
     raise_seed,
+    record_contributions,
     same,
     train,
 )
@@ -66,7 +68,7 @@ def covers(optimizer: Optimizer, garden: Garden) -> bool:
 
 def fossilize(garden: Garden) -> Any:
     found = evaluate_contributions(garden, make_evaluator(), fossils=False)
-    garden.record_contributions(found)
+    record_contributions(garden, found)
     return garden.fossilize("stem")
 
 
@@ -377,7 +379,7 @@ def test_gradient_scaling_changes_nothing_and_skips_what_overflows() -> None:
             optimizer.zero_grad()
             scaler.scale(F.cross_entropy(garden(x), y)).backward()
             scaler.unscale_(optimizer)
-            garden.clip_gradients(0.5)
+            clip_gradients(garden, 0.5)
             scaler.step(optimizer)
             scaler.update()
         results.append((parameters_by_name(garden), entries(optimizer)))

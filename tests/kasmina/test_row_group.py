@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina import row_group
+from esper.kasmina import slot_table
 from esper.kasmina.contribution import Measured
 from esper.kasmina.governor import GovernorConfig, Panic
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
-from esper.kasmina.state import GateConfig, SlotState
+from esper.kasmina.signals import row_facts
+from esper.kasmina.state import GateConfig, SlotState, empty_state
 from esper.lab.imagined import ImaginedEngine
 from esper.leyline.actions import Command, LifecycleOp, decode_actions, placeholder_actions
 from esper.leyline.errors import EsperError
@@ -20,7 +21,7 @@ from esper.leyline.rules import Masks, RulesConfig, RuleView, build_masks
 from esper.leyline.slots import NUM_BLUEPRINTS
 from esper.leyline.stages import SeedStage
 from esper.utils.randomness import Later
-from tests.kasmina.gardens import plain_facts
+from tests.kasmina.gardens import plain_table
 from tests.plots import same
 
 ROWS, SLOTS = 3, 2
@@ -64,10 +65,11 @@ class World:
             self.engine,
             range(ROWS),
             config,
-            facts=plain_facts(ROWS, SLOTS),
+            table=plain_table(empty_state(ROWS, SLOTS), 100, EAGER),
+            facts=row_facts(ROWS, horizon=60, budget=500),
             measure=self.measure,
         )
-        self.group.assume(self.group.state)
+        self.group.start()
         self.engine.events.clear()
 
     def measure(self, members: Tensor, which: Tensor | None) -> Later[Measured]:
@@ -95,7 +97,7 @@ def do(op: LifecycleOp = LifecycleOp.WAIT, row: int = 0, **choices: int) -> Comm
 
 
 def test_a_step_applies_ticks_trains_measures_and_tells() -> None:
-    world = World(RowConfig(lifecycle=EAGER))
+    world = World(RowConfig())
     world.group.live()
     world.engine.events.clear()
     signals = world.group.step(do(LifecycleOp.GERMINATE, slot=1, blueprint=2))
@@ -109,7 +111,7 @@ def test_a_step_applies_ticks_trains_measures_and_tells() -> None:
 
 
 def test_an_epoch_that_was_begun_is_lived_once() -> None:
-    world = World(RowConfig(lifecycle=EAGER))
+    world = World(RowConfig())
     world.group.begin()
     world.group.live()
     assert world.engine.events == ["train [1, 1, 1]", "measure", "trained", "measured"]
@@ -118,15 +120,14 @@ def test_an_epoch_that_was_begun_is_lived_once() -> None:
 
 
 def test_a_seed_that_cannot_be_built_was_never_germinated() -> None:
-    world = World(RowConfig(lifecycle=EAGER))
+    world = World(RowConfig())
     world.group.live()
     world.engine.refuses = True
-    before = world.group.memory()
+    before = world.group.state
     with pytest.raises(RuntimeError, match="no such layer"):
         world.group.act(do(LifecycleOp.GERMINATE, slot=0, blueprint=2))
-    after = world.group.memory()
-    assert same(after["state"], before["state"])
-    assert after["last_op"].tolist() == [0] * ROWS
+    assert same(world.group.state.state_dict(), before.state_dict())
+    assert world.group.last_op.tolist() == [0] * ROWS
     world.engine.refuses = False
     assert bool(world.group.step(do()).last_success.all())
 
@@ -135,7 +136,7 @@ def test_debugging_finds_a_mask_that_allowed_what_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ESPER_DEBUG", "1")
-    world = World(RowConfig(lifecycle=EAGER))
+    world = World(RowConfig())
     world.group.live()
     # What the masks forbid is refused, and that is all.
     forbidden = do(LifecycleOp.FOSSILIZE, slot=1)
@@ -146,7 +147,7 @@ def test_debugging_finds_a_mask_that_allowed_what_is_refused(
         masks = build_masks(view, config)
         return dataclasses.replace(masks, slot_by_op=torch.ones_like(masks.slot_by_op))
 
-    monkeypatch.setattr(row_group, "build_masks", permissive)
+    monkeypatch.setattr(slot_table, "build_masks", permissive)
     with pytest.raises(EsperError, match="row 0: FOSSILIZE at slot 1 was refused although its mas"):
         world.group.act(forbidden)
     monkeypatch.delenv("ESPER_DEBUG")
@@ -168,7 +169,7 @@ def blend_all(world: World) -> None:
 
 
 def test_contributions_are_measured_at_every_so_many_epochs() -> None:
-    world = World(RowConfig(lifecycle=EAGER, ablate_every=3))
+    world = World(RowConfig(ablate_every=3))
     blend_all(world)
     world.asked.clear()
     epochs = []
@@ -183,7 +184,7 @@ def test_contributions_are_measured_at_every_so_many_epochs() -> None:
 
 
 def test_a_row_that_goes_wrong_goes_back_alone() -> None:
-    world = World(RowConfig(lifecycle=EAGER))
+    world = World(RowConfig())
     blend_all(world)
     world.loss = torch.tensor([0.5, torch.nan, 0.5], dtype=torch.float64)
     world.asked.clear()
@@ -201,7 +202,7 @@ def test_a_row_that_goes_wrong_goes_back_alone() -> None:
 
 
 def test_rows_are_safe_every_few_epochs_unless_they_are_wrong_then() -> None:
-    world = World(RowConfig(lifecycle=EAGER, governor=GovernorConfig(snapshot_every=2)))
+    world = World(RowConfig(governor=GovernorConfig(snapshot_every=2)))
     for epoch in range(1, 7):
         bad = torch.nan if epoch == 4 else 0.5
         world.loss = torch.tensor([0.5, bad, 0.5], dtype=torch.float64)
@@ -212,7 +213,7 @@ def test_rows_are_safe_every_few_epochs_unless_they_are_wrong_then() -> None:
 
 
 def test_without_a_governor_nothing_goes_back() -> None:
-    world = World(RowConfig(lifecycle=EAGER, governor=GovernorConfig(is_on=False)))
+    world = World(RowConfig(governor=GovernorConfig(is_on=False)))
     world.loss = torch.full((ROWS,), torch.nan, dtype=torch.float64)
     world.group.live()
     assert not bool(world.group.rolled_back.any())
@@ -220,7 +221,7 @@ def test_without_a_governor_nothing_goes_back() -> None:
 
 
 def test_what_is_remembered_is_recalled() -> None:
-    world, other = (World(RowConfig(lifecycle=EAGER)) for _ in range(2))
+    world, other = (World(RowConfig()) for _ in range(2))
     blend_all(world)
     world.loss = torch.tensor([0.5, torch.nan, 0.5], dtype=torch.float64)
     world.group.step(do())

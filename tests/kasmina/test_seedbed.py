@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, register_blueprint
 from esper.kasmina.garden import Garden
-from esper.kasmina.seedbed import Listeners
 from esper.kasmina.slot import SlotMode
 from esper.leyline.errors import EsperWarning, SlotError
 from esper.leyline.stages import SeedStage
 from tests.kasmina.gardens import LIVING, Stack, bring, quick_config, same_state, stack_garden, stir
+from tests.plots import record_epoch
 
 X = torch.randn(5, 4)
 
@@ -74,7 +74,7 @@ def test_a_seed_that_starts_to_blend_passes_until_its_amplitude_moves() -> None:
 def test_a_pruned_seed_and_its_gate_are_freed() -> None:
     garden = stack_garden()
     bring(garden, "a", SeedStage.HOLDING, style="gated_gate")
-    garden.record_epoch(1.0)
+    record_epoch(garden, 1.0)
     gone = [weakref.ref(p) for p in garden.slot_parameters("a")]
     assert len(gone) == 8
     assert garden.prune("a")
@@ -101,10 +101,10 @@ def test_the_gate_comes_and_goes_with_the_style() -> None:
 def test_a_style_that_is_not_named_stays() -> None:
     garden = stack_garden()
     bring(garden, "a", SeedStage.BLENDING, style="gated_gate")
-    before = garden.slots["a"].algorithm
+    before = garden.seedbed[0].algorithm
     gate = garden.seedbed[0].gate
     garden.set_alpha_target("a", 0.5, speed=0)
-    assert garden.slots["a"].algorithm == before
+    assert garden.seedbed[0].algorithm == before
     assert garden.seedbed[0].gate is gate
 
 
@@ -147,7 +147,7 @@ def test_what_was_not_trainable_before_is_not_afterwards() -> None:
 def test_a_scheduled_prune_freezes_too() -> None:
     garden = stack_garden()
     bring(garden, "a", SeedStage.HOLDING)
-    garden.record_epoch(1.0)
+    record_epoch(garden, 1.0)
     assert garden.prune("a", speed=2)
     assert not any(trainable(garden))
     garden.tick()
@@ -235,7 +235,7 @@ def test_a_seed_that_cannot_be_built_leaves_nothing_behind(
     garden = stack_garden()
     bring(garden, "b", SeedStage.HOLDING)
     # Sizes are known from now on, so that the constructor is next called for the seed itself.
-    garden.masks()
+    garden.table.masks()
     monkeypatch.setattr(wrong, "habit", "constructor")
     state = garden.state
     with pytest.raises(RuntimeError, match="broken constructor"):
@@ -335,30 +335,3 @@ def test_a_seed_in_training_is_not_touched_by_configurations() -> None:
     bring(garden, "a", SeedStage.TRAINING)
     with garden.seedbed.configured(torch.zeros(1, 3).bool(), None):
         assert garden.seedbed[0].sample_alphas is None
-
-
-class Ear:
-    def __init__(self) -> None:
-        self.count = 0
-
-    def hear(self) -> None:
-        self.count += 1
-
-
-def test_everybody_is_told_each_time() -> None:
-    listeners, one, two = Listeners(), Ear(), Ear()
-    listeners.add(one.hear)
-    listeners.tell()
-    listeners.add(two.hear)
-    listeners.tell()
-    assert (one.count, two.count) == (2, 1)
-
-
-def test_listening_keeps_nobody_alive() -> None:
-    listeners, ear, gone = Listeners(), Ear(), Ear()
-    listeners.add(gone.hear)
-    listeners.add(ear.hear)
-    del gone
-    listeners.tell()
-    assert ear.count == 1
-    assert len(listeners) == 1

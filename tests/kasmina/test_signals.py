@@ -12,6 +12,7 @@ from esper.kasmina.signals import (
     TrackerConfig,
     TrackerState,
     read_signals,
+    row_facts,
     start_tracking,
     track_epoch,
     unknown_rates,
@@ -19,7 +20,7 @@ from esper.kasmina.signals import (
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.signals import Signals
 from esper.leyline.stages import AlphaMode, SeedStage
-from tests.kasmina.gardens import one_slot, plain_facts
+from tests.kasmina.gardens import one_slot, plain_table
 
 
 def read(state: SlotState, losses: list[float] | None = None, **changes: Any) -> Signals:
@@ -30,8 +31,6 @@ def read(state: SlotState, losses: list[float] | None = None, **changes: Any) ->
         tracker = track_epoch(tracker, value, 10 * value, config)
     ones = torch.ones(state.rows, dtype=torch.int64)
     given = {
-        "enabled": torch.ones(state.rows, state.num_slots, dtype=torch.bool),
-        "host_params": 100 * ones,
         "train_loss": torch.full((state.rows,), math.nan),
         "rates": unknown_rates,
         "last_op": ones,
@@ -40,7 +39,9 @@ def read(state: SlotState, losses: list[float] | None = None, **changes: Any) ->
         "twin_score": torch.full((state.rows,), math.nan),
         **changes,
     }
-    return read_signals(state, tracker, plain_facts(state.rows, state.num_slots), **given)
+    return read_signals(
+        plain_table(state), tracker, row_facts(state.rows, horizon=60, budget=500), **given
+    )
 
 
 def test_an_empty_slot_shows_the_absent_value_of_each_field() -> None:

@@ -28,6 +28,7 @@ from tests.plots import (
     make_garden,
     parameters_by_name,
     raise_seed,
+    record_epoch,
     same,
     train,
 )
@@ -98,7 +99,7 @@ def test_gradients_are_sampled_before_they_are_clipped() -> None:
         trainee = make_trainee(max_grad_norm=limit)
         raise_seed(trainee.garden, "stem", "TRAINING")
         run_epochs(trainee, 1)
-        trainee.garden.record_epoch(50.0)
+        record_epoch(trainee.garden, 50.0)
         norms.append(float(trainee.garden.state.grad_norm[0, 0]))
     assert norms[0] > 1e-2
     # Four steps with other weights: the first sample, which counts, is the same.

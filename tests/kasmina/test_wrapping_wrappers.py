@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from esper.kasmina.garden import Garden
+from esper.kasmina.wrapping import Listeners
 from esper.leyline.errors import SlotError, UsageError
 from esper.leyline.stages import SeedStage
 from tests.kasmina.gardens import Stack, bring, quick_config, same_state, stack_garden, stir
@@ -121,7 +122,7 @@ def test_a_plain_copy_does_not_follow() -> None:
     copied = copy.deepcopy(garden)
     bring(garden, "b", SeedStage.HOLDING)
     assert list(copied.slot_parameters("b")) == []
-    assert copied.original is garden
+    assert copied.ties.original() is garden
 
 
 def test_another_kind_of_average_can_follow_by_hand() -> None:
@@ -144,14 +145,14 @@ def test_another_kind_of_average_can_follow_by_hand() -> None:
 def test_nobody_is_kept_alive_by_following() -> None:
     garden = stack_garden()
     ema = averaged(garden)
-    assert len(list(garden._followers)) == 1
+    assert len(list(garden.ties.followers)) == 1
     del ema
     gc.collect()
-    assert not list(garden._followers)
+    assert not list(garden.ties.followers)
     ema = averaged(garden)
     del garden
     gc.collect()
-    assert inner(ema).original is None
+    assert inner(ema).ties.original() is None
     ema(X)
 
 
@@ -162,3 +163,30 @@ def test_a_model_of_torchscript_is_refused_by_name() -> None:
         Garden(scripted, ["0"], X)
     with pytest.raises(UsageError, match="'1' of the model is compiled by TorchScript"):
         Garden(nn.Sequential(nn.Linear(4, 4), scripted), ["0"], X)
+
+
+class Ear:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def hear(self) -> None:
+        self.count += 1
+
+
+def test_everybody_is_told_each_time() -> None:
+    listeners, one, two = Listeners(), Ear(), Ear()
+    listeners.add(one.hear)
+    listeners.tell()
+    listeners.add(two.hear)
+    listeners.tell()
+    assert (one.count, two.count) == (2, 1)
+
+
+def test_listening_keeps_nobody_alive() -> None:
+    listeners, ear, gone = Listeners(), Ear(), Ear()
+    listeners.add(gone.hear)
+    listeners.add(ear.hear)
+    del gone
+    listeners.tell()
+    assert ear.count == 1
+    assert len(listeners) == 1

@@ -116,7 +116,7 @@ def _grow(garden: Garden, example: Any) -> None:
     for index, name in enumerate(garden.slot_names):
         fitting = [
             blueprint_by_id(number).name
-            for number in garden.fits()[0, index].nonzero().flatten().tolist()
+            for number in garden.table.fits()[0, index].nonzero().flatten().tolist()
         ]
         chosen = next((one for one in _TELLING if one in fitting), fitting[0])
         _done(garden.germinate(name, chosen, tempo=2))

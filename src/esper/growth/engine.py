@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from esper.growth.batches import Batches, read_batch
 from esper.kasmina.engine import EpochResult, RowWeights, read_weights, take_samples, write_weights
 from esper.kasmina.evaluation import Evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.recalibration import (
+    first_samples,
     fitting_evaluator,
     moving_norms,
     read_statistics,
@@ -23,8 +25,9 @@ from esper.kasmina.recalibration import (
     write_statistics,
 )
 from esper.kasmina.signals import unknown_rates
+from esper.kasmina.slots.probe import map_tensors
 from esper.kasmina.state import SlotState
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, warn
 from esper.utils.randomness import Later
 
 T = TypeVar("T")
@@ -45,7 +48,7 @@ class Ranks:
     @property
     def group(self) -> dist.ProcessGroup | None:
         """The processes that train this garden; None where this one is alone."""
-        wrapper = self._garden.wrapper
+        wrapper = self._garden.ties.wrapper()
         if wrapper is None:
             return None
         group: dist.ProcessGroup = wrapper.process_group
@@ -125,6 +128,11 @@ class OwnersEngine:
         """Called before earlier weights are put back into the garden."""
         self._inputs: Sequence[Any] = ()
         """Training batches of this epoch that statistics are taken from, of inputs alone."""
+        self._samples = 0
+        """How many samples they have."""
+        self._fitted = self._amplitudes()
+        """What was blended in, and how far, when statistics were last taken."""
+        self._is_warned = False
 
     @property
     def slots(self) -> Sequence[str]:
@@ -154,6 +162,16 @@ class OwnersEngine:
         self._evaluator = evaluator
         self._train_loss = math.nan if train_loss is None else train_loss
 
+    def recalibrate_from(self, batches: Batches, most: int) -> int:
+        """Do the same on the first batches of `most` samples, as users have them; 0 for none."""
+        if not most or not moving_norms(self.garden):
+            return 0
+        parameter = next(self.garden.parameters(), None)
+        device = torch.device("cpu") if parameter is None else parameter.device
+        inputs = (b if isinstance(b, Tensor) else read_batch(b)[0] for b in batches)
+        read = first_samples(inputs, most)
+        return self.recalibrate([map_tensors(one, lambda t: t.to(device)) for one in read])
+
     def recalibrate(self, inputs: Sequence[Any]) -> int:
         """Take running statistics anew on these batches, and keep them for ablations.
 
@@ -162,20 +180,44 @@ class OwnersEngine:
         """
         norms = moving_norms(self.garden)
         self._inputs = inputs if norms else ()
-        count = recalibrate(self.garden, inputs, norms)
+        count = self._samples = recalibrate(self.garden, inputs, norms)
         if count and self._ranks.group is not None:
             own = [tensor.cpu() for tensor in read_statistics(norms)]
             write_statistics(norms, self._ranks.from_first(own))
+        if count:
+            self._fitted = self._amplitudes()
         return count
 
-    def forget_batches(self) -> None:
-        """Let go of the batches that statistics were taken from: the next epoch has its own."""
-        self._inputs = ()
+    def warn_of_statistics(self, epoch: int) -> None:
+        """Say once where statistics do not belong to the network that is about to be measured."""
+        now = self._amplitudes()
+        norms = moving_norms(self.garden)
+        if self._samples or self._is_warned or now == self._fitted or not norms:
+            return
+        self._is_warned = True
+        slots = [name for name in self.slots if now.get(name) != self._fitted.get(name)]
+        warn(
+            f"epoch {epoch}: the seeds at {', '.join(slots)} changed, but the running "
+            f"statistics of the model's {type(norms[0]).__name__} layers were not taken anew, "
+            "so scores and contributions are too low; call gardener.recalibrate(batches), with "
+            "training batches, before gardener.step(...)"
+        )
+
+    def forget_batches(self) -> int:
+        """Let go of the batches that statistics were taken from; return how many samples it were.
+
+        The next epoch has its own.
+        """
+        samples, self._samples, self._inputs = self._samples, 0, ()
+        return samples
+
+    def _amplitudes(self) -> dict[str, float]:
+        """Return how far every seed is blended in, by slot, of those that change any output."""
+        return {name: view.alpha for name, view in self.garden.slots.items() if view.alpha > 0}
 
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [1, S]."""
-        self.garden.assume(state)
-        return self.garden.state.params
+        return self.garden.sync(state)
 
     def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
         """Return what the owner's epoch said."""

@@ -22,67 +22,33 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from esper.growth.batches import Batches, read_batch
+from esper.growth.batches import Batches
 from esper.growth.engine import OwnersEngine, Ranks
 from esper.growth.horizon import (
+    controller_context,
     fit_lifecycle,
     fit_tracker,
-    inert_epochs,
     learned_limits,
     startup_warning,
 )
-from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names, copied_names
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
-from esper.kasmina.governor import GovernorConfig, Panic
-from esper.kasmina.operations import OperationResult, check_number
+from esper.kasmina.governor import Panic
+from esper.kasmina.operations import check_number, describe_decision, slot_records
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
-from esper.kasmina.recalibration import DEFAULT_SAMPLES, first_samples, moving_norms
+from esper.kasmina.recalibration import DEFAULT_SAMPLES
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
-from esper.kasmina.signals import Rates, RowFacts, TrackerConfig, row_facts
+from esper.kasmina.signals import Rates, RowFacts, row_facts
 from esper.kasmina.slots.probe import map_tensors
-from esper.leyline.actions import (
-    HEAD_NAMES,
-    Actions,
-    LifecycleOp,
-    decode_actions,
-    describe_action,
-    head_values,
-)
-from esper.leyline.config import Config, option
-from esper.leyline.controller import Controller, ControllerContext
+from esper.leyline.actions import LifecycleOp, decode_actions
+from esper.leyline.config import option
+from esper.leyline.controller import Controller
 from esper.leyline.errors import NonFiniteError, UsageError, unknown_name, warn
 from esper.leyline.reasons import Explaining, Why, why_not_grown, why_not_learned
-from esper.leyline.records import (
-    DecisionRecord,
-    DeepeningRecord,
-    DepthRecord,
-    EpochRecord,
-    SlotRecord,
-    copy_fields,
-)
+from esper.leyline.records import DecisionRecord, DeepeningRecord, DepthRecord, EpochRecord
 from esper.leyline.rules import why_full
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import make_controller
-
-
-def slot_records(garden: Garden) -> tuple[SlotRecord, ...]:
-    """Return every slot of a garden as it is now."""
-    return tuple(
-        copy_fields(SlotRecord, view, stage=view.stage.name) for view in garden.slots.values()
-    )
-
-
-def describe_decision(
-    actions: Actions, result: OperationResult, slot_names: Sequence[str]
-) -> DecisionRecord:
-    """Return a decision with the arguments its op uses; the others are None."""
-    chosen: dict[str, Any] = describe_action(
-        {head: int(actions[head][0]) for head in HEAD_NAMES},
-        head_values(slot_names, blueprint_names()),
-    )
-    return DecisionRecord(**chosen, outcome=result.outcome.name.lower(), reason=result.reason)
-
 
 DEFAULT_CONTROLLER = "tamiyo"
 MOST_ROLLBACKS = 3  # Rollbacks in a row after which growing one network gives up.
@@ -95,14 +61,12 @@ MEMORY = "gardener"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GardenerConfig(Config):
+class GardenerConfig(RowConfig):
     """How often a gardener measures, what it tells the controller, and when it goes back."""
 
-    ablate_every: int = option(1, "Measure contributions at every this many epochs.", minimum=1)
     param_budget: int = option(
         500_000, "Parameters that count as a full budget in the observation.", minimum=1
     )
-    tracker: TrackerConfig = option(TrackerConfig, "When a host counts as stuck or settled.")
     chance_loss: float = option(
         0.0,
         "Loss of a network that only guesses; 0 for that of `num_classes`, or where nobody knows.",
@@ -114,9 +78,6 @@ class GardenerConfig(Config):
     )
     num_classes: int = option(
         0, "Classes or distinct tokens; 0 where there are none or nobody knows.", minimum=0
-    )
-    governor: GovernorConfig = option(
-        GovernorConfig, "When the network goes back to its last safe state."
     )
     val_is_sharded: bool = option(
         False,
@@ -138,26 +99,17 @@ class GardenerConfig(Config):
         return self.replace(**{name: v for name, v in facts.items() if not getattr(self, name)})
 
 
-def _amplitudes(garden: Garden) -> dict[str, float]:
-    """Return how far every seed is blended in, by slot; one that changes no output is left out."""
-    return {name: view.alpha for name, view in garden.slots.items() if view.alpha > 0}
-
-
-def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFacts:
-    """Return what is known of a garden before it is trained."""
+def task_facts(config: GardenerConfig, horizon: int) -> RowFacts:
+    """Return what is known of a task before a network is trained on it."""
     guess = math.log(config.num_classes) if config.num_classes > 1 else math.nan
     return row_facts(
         1,
-        garden.costs(),
         horizon=horizon,
         budget=config.param_budget,
         chance_loss=config.chance_loss or guess,
         train_samples=config.train_samples,
         samples_per_epoch=config.samples_per_epoch,
         num_classes=config.num_classes,
-        host_flops=garden.host_flops,
-        param_limit=garden.param_limit,
-        flop_limit=garden.flop_limit,
     )
 
 
@@ -229,15 +181,7 @@ class Gardener:
             lifecycle = fit_lifecycle(garden.config.lifecycle, horizon)
             garden.config = garden.config.replace(lifecycle=lifecycle)
             self.tracker = fit_tracker(self.tracker, horizon)
-        context = ControllerContext(
-            slot_names=garden.slot_names,
-            blueprint_names=blueprint_names(),
-            blueprint_kinds=blueprint_kinds(),
-            copies=copied_names(),
-            seed=seed,
-            inert_epochs=inert_epochs(garden.config.lifecycle),
-        )
-        self.controller = make_controller(controller, context)
+        self.controller = make_controller(controller, controller_context(garden, seed))
         garden.config = garden.config.limited(**learned_limits(self.controller, garden))
         self.controller.reset(1, "cpu")
         doubt = startup_warning(self.controller, garden, self.tracker, horizon)
@@ -249,25 +193,16 @@ class Gardener:
         self._group = RowGroup(
             self._engine,
             [seed],
-            RowConfig(
-                lifecycle=garden.config.lifecycle.earning,
-                tracker=self.tracker,
-                governor=self.config.governor,
-                ablate_every=self.config.ablate_every,
-            ),
-            facts=garden_facts(garden, self.config, horizon),
+            self.config.replace(tracker=self.tracker),
+            table=garden.table,
+            facts=task_facts(self.config, horizon),
             rates=rates or self._engine.rates,
             measure=partial(measure_by_ablation, self._engine),
             immediate=garden.config.immediate_blueprints(),
         )
-        self._group.assume(garden.state)
+        self._group.start()
         self._rollbacks = 0
         """How many epochs in a row went back."""
-        self._statistics = 0
-        """Batches that running statistics were taken from since the last step."""
-        self._fitted = _amplitudes(garden)
-        """What was blended in, and how far, when statistics were last taken."""
-        self._is_told_of_statistics = False
         self.warns_at_end = True
         """Whether the last step warns of a network that has not learned anything."""
         self._clock = time.monotonic()
@@ -287,9 +222,7 @@ class Gardener:
         if unknown:
             raise unknown_name("fact", unknown[0], _TOLD)
         self.config = self.config.with_task_facts(**facts)
-        known = garden_facts(self.garden, self.config, self.horizon)
-        found = {name: getattr(known, name) for name in _TOLD}
-        self._group.facts = dataclasses.replace(self._group.facts, **found)
+        self._group.facts = task_facts(self.config, self.horizon)
 
     @property
     def epoch(self) -> int:
@@ -329,7 +262,7 @@ class Gardener:
             raise UsageError("this gardener has an optimizer already; make one per gardener")
         self._engine.carried = make_optimizer(self.garden, factory, params, options)
         # Weights loaded since the gardener was made are what a first bad epoch goes back to.
-        self._group.assume(self.garden.state)
+        self._group.start()
         optimizer = self._engine.carried.optimizer
         optimizer.register_state_dict_post_hook(self._add_memory)
         optimizer.register_load_state_dict_pre_hook(self._take_memory)
@@ -352,21 +285,11 @@ class Gardener:
         Returns:
             The number of samples that the statistics are taken from.
         """
-        most = self.config.statistics_samples
-        if not most or not moving_norms(self.garden):
-            return 0
-        parameter = next(self.garden.parameters(), None)
-        device = torch.device("cpu") if parameter is None else parameter.device
-        inputs = (b if isinstance(b, Tensor) else read_batch(b)[0] for b in batches)
-        read = first_samples(inputs, most)
-        return self.recalibrate_on([map_tensors(one, lambda t: t.to(device)) for one in read])
+        return self._engine.recalibrate_from(batches, self.config.statistics_samples)
 
     def recalibrate_on(self, inputs: Sequence[Any]) -> int:
         """Do what `recalibrate` does, on these batches of inputs, where the garden is."""
-        self._statistics = self._engine.recalibrate(inputs)
-        if self._statistics:
-            self._fitted = _amplitudes(self.garden)
-        return self._statistics
+        return self._engine.recalibrate(inputs)
 
     def step(
         self,
@@ -397,21 +320,20 @@ class Gardener:
         self._engine.finish_epoch(evaluator, train_loss)
         # Its owner may have acted on the garden by hand, and trains it by an optimizer of choice.
         self.garden.notice_training()
-        group.state = self.garden.state
-        self._warn_of_statistics()
+        if self.config.statistics_samples:
+            self._engine.warn_of_statistics(self.epoch + 1)
         group.live()
-        self.garden.assume(group.state)
+        # What follows the garden, such as an average of its weights, remembers the epoch too.
+        self.garden.sync(group.state)
         measured = group.measured
         assert measured is not None
         rollback = self._judge()
-        self._tell_mad()
         loss, score = float(measured.loss), float(measured.score)
-        statistics, self._statistics = self._statistics, 0
-        self._engine.forget_batches()
+        statistics = self._engine.forget_batches()
         if on_measured is not None:
             on_measured(score)
         twin_score = score if is_own_twin else twin_score
-        slots = slot_records(self.garden)
+        slots = slot_records(self.garden.slots)
         parameters, flops = self.sizes()
         depth = self._depth_now()
         decision = None
@@ -514,35 +436,14 @@ class Gardener:
             # Trainers move all of a saved optimizer to their device.
             self.recall(map_tensors(state[MEMORY], Tensor.cpu))
 
-    def _warn_of_statistics(self) -> None:
-        """Say once where statistics do not belong to the network that is about to be measured."""
-        now = _amplitudes(self.garden)
-        if self._statistics or self._is_told_of_statistics or now == self._fitted:
-            return
-        norms = moving_norms(self.garden)
-        if norms and self.config.statistics_samples:
-            self._is_told_of_statistics = True
-            slots = [
-                name for name in self.garden.slot_names if now.get(name) != self._fitted.get(name)
-            ]
-            warn(
-                f"epoch {self.epoch + 1}: the seeds at {', '.join(slots)} changed, but the running "
-                f"statistics of the model's {type(norms[0]).__name__} layers were not taken anew, "
-                "so scores and contributions are too low; call gardener.recalibrate(batches), with "
-                "training batches, before gardener.step(...)"
-            )
-
-    def _tell_mad(self) -> None:
-        """Say which seeds were pruned because they are not finite."""
+    def _judge(self) -> str | None:
+        """Return why the network went back, and say so; give up where that does not help."""
         for slot in self._group.mad[0].nonzero().flatten().tolist():
             name = self.garden.slot_names[slot]
             warn(
                 f"epoch {self.epoch}: the gradients of the seed in {name!r} are not finite; it was "
                 "pruned, and the network goes on without it"
             )
-
-    def _judge(self) -> str | None:
-        """Return why the network went back, and say so; give up where that does not help."""
         panic = Panic(int(self._group.panic[0]))
         advice = "lower the learning rate, clip gradients or check the data"
         if panic is Panic.NONE:
@@ -565,11 +466,11 @@ class Gardener:
         return panic.name.lower()
 
     def _decide(self, signals: Signals, before_action: Callable[[], None] | None) -> DecisionRecord:
-        actions = self._ranks.from_first(self.controller.act(signals, self._group.masks()))
+        actions = self._ranks.from_first(self.controller.act(signals, self.garden.table.masks()))
         op = LifecycleOp(int(actions["op"][0]))
         if before_action is not None and op is not LifecycleOp.WAIT:
             before_action()
-        reason = self._reason(op)
+        why = self._reason(op)
         command = decode_actions({head: value.cpu() for head, value in actions.items()})
         before = self.garden.state
         applied = self._group.act(command)
@@ -580,16 +481,14 @@ class Gardener:
                 "a seed was planted, but nothing that this gardener knows of trains it; make your "
                 "optimizer by gardener.optimizer(torch.optim.AdamW, lr=...)"
             )
-        if result.ok and not result.reason:
-            result = dataclasses.replace(result, reason=reason)
-        return describe_decision(actions, result, self.garden.slot_names)
+        return describe_decision(actions, result, self.garden.slot_names, why)
 
     def _reason(self, op: LifecycleOp) -> str:
         """Return why the controller waits or prunes, as far as it or the rules can tell."""
         if op not in (LifecycleOp.WAIT, LifecycleOp.PRUNE):
             return ""
         rules = self.garden.config.lifecycle.effective_rules
-        if op is LifecycleOp.WAIT and (limit := why_full(self._group.view(), rules)):
+        if op is LifecycleOp.WAIT and (limit := why_full(self.garden.table.view(), rules)):
             return f"{Why.FULL}: {limit}"
         controller = self.controller
         # Plain text: a record is saved as plain data.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names, copied_names
 from esper.kasmina.costs import NO_LIMIT
 from esper.kasmina.garden import Garden
 from esper.kasmina.lifecycle import LifecycleConfig
@@ -16,6 +17,7 @@ from esper.kasmina.signals import TrackerConfig
 from esper.leyline.controller import (
     LEAST_SHARE,
     Controller,
+    ControllerContext,
     GrowthLimits,
     Limited,
     is_strange,
@@ -73,6 +75,18 @@ def shortest_run(config: LifecycleConfig, tracker: TrackerConfig, *, must_settle
 # ---- What follows from a controller at the start of a run: its limits, and doubts of any growth
 
 
+def controller_context(garden: Garden, seed: int) -> ControllerContext:
+    """Return what a controller is made for."""
+    return ControllerContext(
+        slot_names=garden.slot_names,
+        blueprint_names=blueprint_names(),
+        blueprint_kinds=blueprint_kinds(),
+        copies=copied_names(),
+        seed=seed,
+        inert_epochs=inert_epochs(garden.config.lifecycle),
+    )
+
+
 _RULES = "let rules decide (controller='heuristic')"
 
 
@@ -88,7 +102,7 @@ def learned_limits(controller: Controller, garden: Garden) -> dict[str, int]:
     parameters = math.floor((limits.parameters or 0.0) * garden.count_host_parameters())
     if parameters and garden.param_limit == NO_LIMIT:
         found["max_parameters"] = parameters
-    if limits.flops is not None and garden.is_counted and garden.flop_limit == NO_LIMIT:
+    if limits.flops is not None and garden.placed.is_counted and garden.flop_limit == NO_LIMIT:
         # 0 would be no limit; nothing that is counted costs as little as 1.
         added = math.floor((limits.flops - 1.0) * garden.host_flops)
         found["max_added_flops"] = max(1, added)

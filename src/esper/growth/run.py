@@ -56,7 +56,7 @@ from esper.kasmina.training import (
     epoch_rates,
     rate_factor,
 )
-from esper.kasmina.wrapping import refuse_scripted, refuse_sharded
+from esper.kasmina.wrapping import refuse_unsuitable
 from esper.leyline.errors import OwnCodeError, UsageError, explaining, warn
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end, stacks_at_end
 from esper.utils.process import choose_device
@@ -72,8 +72,7 @@ class GrowthLoop:
         self.name, self.controller_name = request.name, request.controller_name
         self.device = _device_of(model) if request.device is None else choose_device(request.device)
         refuse_meta(model)
-        refuse_sharded(model)
-        refuse_scripted(model)
+        refuse_unsuitable(model)
         model = model.to(self.device)
         self._calibration_batches = getattr(train, "calibration_batches", None)
         if config.decide_every:

@@ -156,22 +156,6 @@ def record_contributions(
     )
 
 
-def contribution_tensors(
-    result: Contributions, names: Sequence[str]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return worth [1, S], error [1, S] and interaction [1, S, S] of one network."""
-    worth = torch.full((1, len(names)), math.nan, dtype=torch.float64)
-    error = worth.clone()
-    interaction = torch.zeros((1, len(names), len(names)), dtype=torch.float64)
-    for name, estimate in result.leave_one_out.items():
-        worth[0, names.index(name)] = estimate.value
-        error[0, names.index(name)] = estimate.se
-    for (first, second), estimate in result.interactions.items():
-        i, j = names.index(first), names.index(second)
-        interaction[0, i, j] = interaction[0, j, i] = estimate.value
-    return worth, error, interaction
-
-
 @dataclass(frozen=True, slots=True)
 class Differences:
     """Which configurations to compare for one pattern of participating slots."""

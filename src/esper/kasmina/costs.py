@@ -25,6 +25,7 @@ from esper.kasmina.flops import HOW_TO_COUNT, FlopCount, forward_flops
 from esper.kasmina.slot import GateNetwork
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import TensorRecord
+from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError, reason_of, warn
 from esper.leyline.slots import TOPOLOGIES, Symmetry, Topology, channel_axis
 from esper.leyline.stages import AlphaAlgorithm
@@ -120,9 +121,51 @@ class SlotCosts(TensorRecord):
     seed_flops: Tensor
     """[S, B], operations per sample of a seed with a gate, -1 likewise."""
 
-    def over(self, rows: int, device: torch.device | str = "cpu") -> SlotCosts:
-        """Return the same for rows with the same host, on a device; no memory is used per row."""
-        return self.to(device).map(lambda value: value.expand(rows, *value.shape))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCosts:
+    """What the hosts of R rows and the seeds in them cost, and how much each row may; int64.
+
+    Everything is per row, because rows that run together may be of different tasks.
+    """
+
+    host_params: Tensor
+    """[R], trainable parameters of the bare host."""
+    host_flops: Tensor
+    """[R], operations of one sample's forward pass through the bare host."""
+    param_limit: Tensor
+    """[R], most parameters of the whole network, -1 without a limit."""
+    flop_limit: Tensor
+    """[R], most operations per sample of the whole network, -1 without a limit."""
+    seeds: SlotCosts
+    """[R, S] and [R, S, B], what flows at the slots and what seeds cost there."""
+
+
+def row_costs(
+    rows: int,
+    seeds: SlotCosts,
+    *,
+    host_params: int | Tensor,
+    host_flops: int | Tensor = 0,
+    param_limit: int | Tensor = NO_LIMIT,
+    flop_limit: int | Tensor = NO_LIMIT,
+    device: torch.device | str = "cpu",
+) -> RowCosts:
+    """Return the costs of rows with the same host; every number is for all of them or [R].
+
+    What is the same for all rows uses no memory per row.
+    """
+
+    def each(value: int | Tensor) -> Tensor:
+        return torch.as_tensor(value, dtype=torch.int64, device=device).expand(rows)
+
+    return RowCosts(
+        host_params=each(host_params),
+        host_flops=each(host_flops),
+        param_limit=each(param_limit),
+        flop_limit=each(flop_limit),
+        seeds=seeds.to(device).map(lambda value: value.expand(rows, *value.shape)),
+    )
 
 
 def slot_costs(slots: Sequence[SlotShape], blueprints: tuple[str, ...] | None = None) -> SlotCosts:
@@ -216,20 +259,58 @@ def parse_factor(value: float | str) -> float:
     return factor
 
 
-def fitting_blueprints(
-    state: SlotState,
-    costs: SlotCosts,
-    *,
-    host_params: Tensor,
-    host_flops: Tensor,
-    param_limit: Tensor,
-    flop_limit: Tensor,
-) -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class Limits(Config):
+    """How far a network may grow."""
+
+    max_growth: float = option(
+        0.0,
+        "Most parameters and operations of the grown network, as a multiple of the host's; the two "
+        "limits below win over it; 0 is no limit.",
+    )
+    max_parameters: int = option(
+        0, "Most trainable parameters of the grown network; 0 is no limit.", minimum=0
+    )
+    max_added_flops: int = option(
+        0, "Most operations per sample that seeds may add; 0 is no limit.", minimum=0
+    )
+
+    def __post_init__(self) -> None:
+        """Check what no range of numbers can say."""
+        object.__setattr__(self, "max_growth", parse_factor(self.max_growth))
+        super().__post_init__()
+
+    def most_parameters(self, trainable: int, whole: int) -> int:
+        """Return the most trainable parameters of the whole network, `NO_LIMIT` without a limit.
+
+        Args:
+            trainable: trainable parameters of the bare host.
+            whole: all parameters of it: what is frozen is part of the network, too.
+        """
+        if self.max_parameters or not self.max_growth:
+            return self.max_parameters or NO_LIMIT
+        return trainable + math.floor((self.max_growth - 1) * whole)
+
+    def most_flops(self, host_flops: int, *, is_counted: bool) -> int:
+        """Return the most operations per sample of the whole network, `NO_LIMIT` without a limit.
+
+        Args:
+            host_flops: those of the bare host.
+            is_counted: whether that is all of them.
+        """
+        if self.max_added_flops:
+            return host_flops + self.max_added_flops
+        if self.max_growth and is_counted:
+            return host_flops + math.floor((self.max_growth - 1) * host_flops)
+        return NO_LIMIT
+
+
+def fitting_blueprints(state: SlotState, costs: RowCosts) -> Tensor:
     """Return bool [R, S, B]: the blueprints that each slot can take within the limits of its row.
 
     Limits are of the whole network, `NO_LIMIT` for none, and so are all costs: those of what lives,
     of the new seed, and of the gates that either may be given later. A network that fits now can
-    therefore never come to exceed its limits. All arguments after `costs` are int64 [R].
+    therefore never come to exceed its limits.
     """
 
     def within(host: Tensor, grown: Tensor, gate: Tensor, seed: Tensor, limit: Tensor) -> Tensor:
@@ -237,10 +318,13 @@ def fitting_blueprints(
         fits = used[:, None, None] + seed <= limit[:, None, None]
         return fits | (limit == NO_LIMIT)[:, None, None]
 
-    is_possible = costs.seed_params != NOT_FOR_THE_SLOT
-    params = within(host_params, state.params, costs.gate_params, costs.seed_params, param_limit)
-    grown = slot_flops(state, costs)
-    flops = within(host_flops, grown, costs.gate_flops, costs.seed_flops, flop_limit)
+    seeds = costs.seeds
+    is_possible = seeds.seed_params != NOT_FOR_THE_SLOT
+    params = within(
+        costs.host_params, state.params, seeds.gate_params, seeds.seed_params, costs.param_limit
+    )
+    grown = slot_flops(state, seeds)
+    flops = within(costs.host_flops, grown, seeds.gate_flops, seeds.seed_flops, costs.flop_limit)
     return is_possible & params & flops
 
 

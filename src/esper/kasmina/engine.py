@@ -266,8 +266,8 @@ def write_weights(
     Whatever the optimizer remembered of the garden is forgotten, apart from the moments given.
     """
     # Through the empty state: another blueprint may live in the same slot by now.
-    garden.assume(empty_state(1, len(garden.slot_names)))
-    garden.assume(state)
+    garden.sync(empty_state(1, len(garden.slot_names)))
+    garden.sync(state)
     garden.seedbed.germinations = weights.germinations
     parts = [(dict(garden.model.named_parameters()), weights.host, weights.host_moments)]
     for index, slot in enumerate(garden.seedbed):

@@ -2,15 +2,13 @@
 
 A garden wraps a model without changing it: one forward hook per slot hands the activation to the
 slot. It stays an ordinary module (train/eval, `.to`, `state_dict`, `deepcopy`, autocast, compile,
-export). The lifecycle is a one-row `SlotState`; after every change `_sync` builds, frees, freezes
-and re-aims the modules so that they agree with it.
+export). The lifecycle is a `SlotTable` of one row; after every change `_sync` builds, frees,
+freezes and re-aims the modules so that they agree with it.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,21 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from esper.kasmina import contribution as worth
-from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.costs import (
-    NO_LIMIT,
-    SlotCosts,
-    fitting_blueprints,
+    RowCosts,
+    row_costs,
     slot_costs,
-    slot_flops,
     with_copies,
 )
-from esper.kasmina.governor import GradientSample, record_gradients, sample_gradients
-from esper.kasmina.lifecycle import Applied, apply_command, record_epoch, rule_view, tick
+from esper.kasmina.governor import GradientSample, sample_gradients
+from esper.kasmina.lifecycle import Applied
 from esper.kasmina.operations import (
     GardenConfig,
     OperationResult,
@@ -44,25 +37,30 @@ from esper.kasmina.operations import (
     make_command,
     parse_choice,
 )
-from esper.kasmina.saving import baked_copy, decode_lifecycle, encode_lifecycle, save_garden
-from esper.kasmina.seedbed import Listeners, Seedbed, Surroundings, find_untrained, remember_loaded
+from esper.kasmina.saving import (
+    baked_copy,
+    decode_lifecycle,
+    encode_lifecycle,
+    read_garden,
+    save_garden,
+)
+from esper.kasmina.seedbed import Seedbed, Surroundings, find_untrained, remember_loaded
 from esper.kasmina.slot import shadow_loss, straight_through
+from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames, place_slots, with_kin
-from esper.kasmina.state import SlotState, empty_state, inert_seeds
+from esper.kasmina.state import SlotState, inert_seeds
 from esper.kasmina.wrapping import (
-    Followers,
     Mirrored,
+    Ties,
     Whole,
     connect,
-    refuse_scripted,
-    refuse_sharded,
-    slots_behind,
+    refuse_unsuitable,
     watch,
 )
-from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
-from esper.leyline.errors import NonFiniteError, SlotError, UsageError, instead
-from esper.leyline.rules import Masks, Refusal, build_masks
+from esper.leyline.actions import Command, LifecycleOp
+from esper.leyline.errors import CheckpointError, SlotError, UsageError, instead, reason_of
 from esper.leyline.stages import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
+from esper.utils.manifest import restoring
 
 
 class Garden(nn.Module):
@@ -93,23 +91,13 @@ class Garden(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
-        refuse_sharded(model)
-        refuse_scripted(model)
+        refuse_unsuitable(model)
         if any(isinstance(module, Garden) for module in model.modules()):
             raise SlotError(
                 "the model already holds a Garden; grow that one on, or give garden.bake(), a "
                 "plain copy of what it has become"
             )
-        if any(slot.seed is not None for slot in slots_behind(model)):
-            raise SlotError(
-                "the model already grows in another Garden, whose seeds stay active in it; "
-                "use that garden, garden.bake() or a model built anew"
-            )
         if not isinstance(slots, Placed):
-            if example_input is None:
-                raise UsageError(
-                    "give one batch as example_input: it tells what flows at the slots"
-                )
             slots = with_kin(place_slots(model, slots, example_input, axes), model, example_input)
         placements = slots.slots
         self.placed = slots
@@ -123,18 +111,14 @@ class Garden(nn.Module):
         self.seedbed = Seedbed(placements, self.config.training_mode, self.config.seed)
         self.slot_names = tuple(p.name for p in placements)
         self.slot_paths = {p.name: p.path for p in placements}
-        self._state = empty_state(1, len(placements))
-        self._listeners = Listeners()
+        self._table = SlotTable(self.costs(), self.config.lifecycle.earning)
+        self.ties = Ties()
         self._samples: dict[int, GradientSample] = {}
         # Amplitudes follow from the lifecycle; DDP need not send them around in every pass.
         self._ddp_params_and_buffers_to_ignore = [
             f"seedbed.slots.{index}.alpha" for index in range(len(placements))
         ]
         self._whole = Whole()
-        self._followers = Followers()
-        self._mirrored = Mirrored()
-        self._original: weakref.ref[Garden] | None = None
-        self._wrapper: weakref.ref[DistributedDataParallel] | None = None
         paths = (placement.path for placement in placements)
         connect(model, dict(zip(paths, self.seedbed, strict=True)), self._whole)
         self.register_load_state_dict_pre_hook(_grow_to_match)  # type: ignore[no-untyped-call]
@@ -163,7 +147,14 @@ class Garden(nn.Module):
     @property
     def state(self) -> SlotState:
         """The lifecycle state, tensors [1, S]."""
-        return self._state
+        return self._table.state
+
+    @property
+    def table(self) -> SlotTable:
+        """The slots' state and what may become of it, as the settings and the model are now."""
+        self._table.costs = self.costs()
+        self._table.lifecycle = self.config.lifecycle.earning
+        return self._table
 
     def host_parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of the model itself."""
@@ -175,7 +166,7 @@ class Garden(nn.Module):
 
     def count_parameters(self) -> int:
         """Return the trainable parameters now; a seed being blended out still counts."""
-        return self.count_host_parameters() + int(self._state.params.sum())
+        return self.count_host_parameters() + int(self.state.params.sum())
 
     def count_host_parameters(self) -> int:
         """Return the trainable parameters of the model itself."""
@@ -183,55 +174,30 @@ class Garden(nn.Module):
 
     def count_flops(self) -> int:
         """Return the operations of one sample's forward pass now; `host_flops` is the model's."""
-        return self.host_flops + int(self.slot_flops().sum())
+        return self.host_flops + int(self.table.flops().sum())
 
-    def slot_flops(self) -> Tensor:
-        """Return int64 [1, S]: operations per sample of the seed and the gate in every slot."""
-        return slot_flops(self._state, self.costs())
-
-    def masks(self) -> Masks:
-        """Return what is legal now, for a controller of one row."""
-        view = rule_view(self._state, self._enabled(), self.fits())
-        return build_masks(view, self.config.lifecycle.effective_rules)
-
-    def fits(self) -> Tensor:
-        """Return bool [1, S, B]: the blueprints that fit each slot within the limits."""
-        return fitting_blueprints(
-            self._state,
-            self.costs(),
-            host_params=torch.tensor([self.count_host_parameters()]),
-            host_flops=torch.tensor([self.host_flops]),
-            param_limit=torch.tensor([self.param_limit]),
-            flop_limit=torch.tensor([self.flop_limit]),
+    def costs(self) -> RowCosts:
+        """Return what the model costs, and every blueprint at every slot, with the limits."""
+        seeds = with_copies(slot_costs(list(self.seedbed)), [p.kin for p in self.placed.slots])
+        return row_costs(
+            1,
+            seeds,
+            host_params=self.count_host_parameters(),
+            host_flops=self.host_flops,
+            param_limit=self.param_limit,
+            flop_limit=self.flop_limit,
         )
-
-    def costs(self) -> SlotCosts:
-        """Return what a seed of every blueprint costs at every slot."""
-        return with_copies(slot_costs(list(self.seedbed)), [p.kin for p in self.placed.slots])
 
     @property
     def param_limit(self) -> int:
         """Most trainable parameters of the whole network, -1 without a limit."""
-        if self.config.max_parameters or not self.config.max_growth:
-            return self.config.max_parameters or NO_LIMIT
-        # What is frozen is part of the network, too.
-        host = sum(parameter.numel() for parameter in self.host_parameters())
-        return self.count_host_parameters() + math.floor((self.config.max_growth - 1) * host)
+        whole = sum(parameter.numel() for parameter in self.host_parameters())
+        return self.config.most_parameters(self.count_host_parameters(), whole)
 
     @property
     def flop_limit(self) -> int:
         """Most operations per sample of the whole network, -1 without a limit."""
-        added = self.config.max_added_flops
-        if not added and self.config.max_growth and self.is_counted:
-            added = math.floor((self.config.max_growth - 1) * self.host_flops)
-        elif not added:
-            return NO_LIMIT
-        return self.host_flops + added
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether it is known how many operations the model's forward pass has."""
-        return self.host_flops > 0 and not self.placed.uncounted
+        return self.config.most_flops(self.host_flops, is_counted=self.placed.is_counted)
 
     # -- operations ------------------------------------------------------------------------------
 
@@ -271,11 +237,11 @@ class Garden(nn.Module):
             tempo=tempo,
             target=alpha_target,
         )
-        return self._carry_out(command, immediate=immediate)
+        return self.carry_out(command, immediate=immediate)
 
     def advance(self, slot: str) -> OperationResult:
         """Move a seed to its next stage, if its gate passes."""
-        return self._carry_out(make_command(LifecycleOp.ADVANCE, self._index(slot)))
+        return self.carry_out(make_command(LifecycleOp.ADVANCE, self._index(slot)))
 
     def set_alpha_target(
         self,
@@ -291,7 +257,7 @@ class Garden(nn.Module):
         check_target(target)
         index = self._index(slot)
         if style is None:
-            style = STYLE_OF_ALGORITHM[int(self._state.algorithm[0, index])]
+            style = STYLE_OF_ALGORITHM[int(self.state.algorithm[0, index])]
         command = make_command(
             LifecycleOp.SET_ALPHA_TARGET,
             index,
@@ -300,7 +266,7 @@ class Garden(nn.Module):
             speed=speed,
             curve=parse_choice(AlphaCurve, curve, "curve"),
         )
-        return self._carry_out(command)
+        return self.carry_out(command)
 
     def prune(
         self, slot: str, *, speed: int = 0, curve: str | AlphaCurve = "linear"
@@ -309,51 +275,48 @@ class Garden(nn.Module):
         check_number("speed", speed, 0, whole=True)
         shape = parse_choice(AlphaCurve, curve, "curve")
         command = make_command(LifecycleOp.PRUNE, self._index(slot), speed=speed, curve=shape)
-        return self._carry_out(command)
+        return self.carry_out(command)
 
     def fossilize(self, slot: str) -> OperationResult:
         """Make a holding seed a permanent part of the network."""
-        return self._carry_out(make_command(LifecycleOp.FOSSILIZE, self._index(slot)))
+        return self.carry_out(make_command(LifecycleOp.FOSSILIZE, self._index(slot)))
 
-    def act(self, actions: Actions) -> OperationResult:
-        """Carry out a controller's action for one row."""
-        command = decode_actions({head: value.cpu() for head, value in actions.items()})
-        immediate = int(command.blueprint[0]) in self.config.immediate_blueprints()
-        return self._carry_out(command, immediate=immediate)
+    def carry_out(self, command: Command, *, immediate: bool = False) -> OperationResult:
+        """Apply a command of one row, and build what it asks for."""
+        self.notice_training()
+        table, before = self.table, self.state
+        with table.undone_by_error(self._sync):
+            applied = table.apply(command, torch.tensor([immediate]))
+            self._sync()
+        return self.describe(before, command, applied)
 
     def describe(self, before: SlotState, command: Command, applied: Applied) -> OperationResult:
         """Put into words what became of a command in the state `before` it."""
         gates = self.config.lifecycle.earning.gates
-        result = describe_result(before, command, applied, self.slot_names, gates)
-        is_unfit = int(applied.refusal[0]) == int(Refusal.BLUEPRINT_DOES_NOT_FIT)
-        if is_unfit and int(command.blueprint[0]) == BLUEPRINTS.get(KIN).id:
-            place = self.placed.slots[self._index(result.slot)]
-            if place.kin.problem:
-                why = f"no copy of {place.path!r} can grow there: {place.kin.problem}"
-                return dataclasses.replace(result, reason=f"GERMINATE at {place.name}: {why}")
-        return result
+        return describe_result(before, command, applied, self.placed.slots, gates)
 
     def tick(self) -> None:
         """End the decision: move amplitudes, count cooldowns, forward automatic gates."""
         self.notice_training()
-        self._state = tick(self._state, self.config.lifecycle)
+        self.table.tick()
         self._sync()
 
-    def assume(self, state: SlotState) -> None:
-        """Take over a lifecycle state [1, S] and make the modules agree with it.
+    def sync(self, state: SlotState) -> Tensor:
+        """Take over a lifecycle state [1, S]; return the size of every seed then, int64 [1, S].
 
         For engines that carry the states of many gardens themselves.
         """
-        self._state = state
+        self._table.state = state
         self._sync()
+        return self.state.params
 
     def drop_inert(self) -> tuple[str, ...]:
         """Take out seeds that earned no place (`gates.inert_seeds`); return their slots."""
         self.notice_training()
-        state, inert = self._state, inert_seeds(self._state)
-        gone = (inert & state.has_module)[0].tolist()
+        inert = inert_seeds(self.state)
+        gone = (inert & self.state.has_module)[0].tolist()
         names = tuple(name for name, is_gone in zip(self.slot_names, gone, strict=True) if is_gone)
-        self._state = state.clear(inert)
+        self._table.state = self.state.clear(inert)
         self._sync()
         return names
 
@@ -361,23 +324,17 @@ class Garden(nn.Module):
 
     def notice_training(self) -> None:
         """Find out which seeds something has trained; warn of those that nothing does."""
-        self._state = find_untrained(self.model, self.seedbed, self._state, bool(self._listeners))
+        is_carried = bool(self.ties.listeners)
+        self.table.state = find_untrained(self.model, self.seedbed, self.state, is_carried)
 
     def measure_gradients(self) -> None:
         """Sample the seeds' gradients; call it after backward and before clipping."""
-        self._samples |= sample_gradients(self._state, self.model, list(self.seedbed))
+        self._samples |= sample_gradients(self.state, self.model, list(self.seedbed))
 
     def take_gradients(self) -> dict[int, GradientSample]:
         """Return and forget the gradients sampled so far, by slot."""
         samples, self._samples = self._samples, {}
         return samples
-
-    def clip_gradients(self, max_norm: float) -> None:
-        """Clip the host's gradients and every seed's separately to this norm."""
-        for group in (self.model, *self.seedbed):
-            parameters = [p for p in group.parameters() if p.grad is not None]
-            if parameters:
-                nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def training_loss(self, closure: Callable[[nn.Module], Tensor]) -> Tensor:
         """Return the loss to call backward on: `closure(model)` gives the loss of one batch.
@@ -393,34 +350,12 @@ class Garden(nn.Module):
         # The value of the first, gradients for both: a seed gone mad cannot reach the loss.
         return straight_through(loss, shadow_loss(self, shadowed, closure))
 
-    def record_epoch(self, score: float) -> None:
-        """After validation: count the epoch and take over the gradients sampled in it."""
-        if not torch.isfinite(torch.tensor(score)):
-            raise NonFiniteError(
-                f"the validation score is {score}; lower the learning rate or check the data"
-            )
-        self._state = record_epoch(self._state, torch.tensor([score], dtype=torch.float64))
-        for index, sample in self.take_gradients().items():
-            here = torch.zeros_like(self._state.occupied)
-            here[0, index] = self._state.has_module[0, index]
-            self._state = record_gradients(self._state, here, sample)
-
-    def record_contributions(self, result: worth.Contributions) -> None:
-        """Take over freshly measured contributions."""
-        value, error, interaction = worth.contribution_tensors(result, self.slot_names)
-        members = torch.isfinite(value) & self._state.has_module
-        self._state = worth.record_contributions(self._state, members, value, error, interaction)
-
     # -- being an ordinary module ----------------------------------------------------------------
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Call this bound method whenever parameters came or went; it is held weakly."""
-        self._listeners.add(listener)
 
     def get_extra_state(self) -> Tensor:
         """Return the lifecycle as a byte tensor, so that a state_dict holds tensors alone."""
         self.notice_training()
-        return encode_lifecycle(self.slot_names, self._state, self.seedbed.germinations)
+        return encode_lifecycle(self.slot_names, self.state, self.seedbed.germinations)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Do nothing: `_grow_to_match` has taken the lifecycle over before weights are loaded."""
@@ -464,20 +399,6 @@ class Garden(nn.Module):
         with self._whole.entered():
             return super().state_dict(*args, **kwargs)
 
-    @property
-    def original(self) -> Garden | None:
-        """The garden that this one was copied from, as long as that is there."""
-        return None if self._original is None else self._original()
-
-    @property
-    def wrapper(self) -> DistributedDataParallel | None:
-        """The DDP wrapper that trains this garden in several processes, where there is one."""
-        return None if self._wrapper is None else self._wrapper()
-
-    def wrap(self, wrapper: DistributedDataParallel) -> None:
-        """Take notice of the wrapper that holds this garden."""
-        self._wrapper = weakref.ref(wrapper)
-
     def follow(self, garden: Garden) -> None:
         """Grow as another garden does from now on, with weights of one's own.
 
@@ -486,34 +407,19 @@ class Garden(nn.Module):
         """
         if garden is self or garden.slot_names != self.slot_names:
             raise UsageError("a garden can only follow another with the same slots: its copy")
-        garden._followers.add(self)
-        self._mirrored = Mirrored()
+        garden.ties.followers.add(self)
+        self.ties.mirrored = Mirrored()
         self._mirror(garden)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave those who listen and follow behind: a copy has owners of its own."""
-        own = {
-            "_listeners": Listeners(),
-            "_followers": Followers(),
-            "_mirrored": Mirrored(),
-            "_original": None,
-            "_wrapper": None,
-        }
-        return {**self.__dict__, **own}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Garden:
         """Return an independent garden, which knows what it was copied from."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        state = copy.deepcopy(self.__getstate__(), memo)
-        copied.__setstate__(state)  # type: ignore[no-untyped-call]
-        copied._original = weakref.ref(self)
+        copied.__setstate__(copy.deepcopy(self.__dict__, memo))  # type: ignore[no-untyped-call]
+        copied.ties.original = weakref.ref(self)
         return copied
 
     # -- inside ----------------------------------------------------------------------------------
-
-    def _enabled(self) -> Tensor:
-        return torch.ones((1, len(self.slot_names)), dtype=torch.bool)
 
     def _index(self, name: str) -> int:
         if name not in self.slot_names:
@@ -521,66 +427,30 @@ class Garden(nn.Module):
             raise SlotError(f"no slot is called {name!r}{told}")
         return self.slot_names.index(name)
 
-    def _carry_out(self, command: Command, *, immediate: bool = False) -> OperationResult:
-        self.notice_training()
-        before = self._state
-        self._state, applied = apply_command(
-            before,
-            command,
-            enabled=self._enabled(),
-            fits=self.fits(),
-            config=self.config.lifecycle.earning,
-            immediate=torch.tensor([immediate]),
-        )
-        try:
-            self._sync()
-        except BaseException:
-            # A seed that cannot be built was never germinated.
-            self._state = before
-            self._sync()
-            raise
-        return self.describe(before, command, applied)
-
     def _sync(self, *, inherits: bool = True) -> None:
         """Make the modules agree with the lifecycle state.
 
         Args:
             inherits: whether optimizers give new copies the state of what they are copied from.
         """
-        changed = self.seedbed.sync(self._state, Surroundings(self.model, self.slot_paths))
+        changed = self.seedbed.sync(self.state, Surroundings(self.model, self.slot_paths))
         if not inherits:
             self.seedbed.forget_sources()
         if changed:
-            everywhere = torch.ones_like(self._state.occupied)
-            self._state = self._state.where(everywhere, params=self.seedbed.sizes())
-            self._listeners.tell()
-        for follower in self._followers:
+            self._table.resize(self.seedbed.sizes())
+            self.ties.listeners.tell()
+        for follower in self.ties.followers:
             follower._mirror(self)
         self.seedbed.forget_sources()
 
     def _mirror(self, garden: Garden) -> None:
         """Take over what grows in another garden, but keep the weights of what is known."""
         self.seedbed.mirror(
-            garden.seedbed, self._mirrored, Surroundings(self.model, self.slot_paths)
+            garden.seedbed, self.ties.mirrored, Surroundings(self.model, self.slot_paths)
         )
-        self._state = garden.state
+        self._table.state = garden.state
         self._sync()
-        self._listeners.tell()
-
-    def _restore(self, encoded: Tensor) -> None:
-        """Grow to a saved topology; the weights follow."""
-        state, germinations = decode_lifecycle(encoded, self.slot_names)
-        self.seedbed.clear()
-        self._samples = {}
-        self._state = state
-        self._sync(inherits=False)
-        self._listeners.tell()
-        self.seedbed.germinations = germinations
-        for slot in self.seedbed:
-            # How a saved seed was trained is not known here; it is no reason for a warning.
-            slot.was_shadowed = slot.seed is not None
-            # Weights follow, which are not those that were just drawn.
-            slot.drawn = None
+        self.ties.listeners.tell()
 
 
 watch(Garden)
@@ -589,6 +459,40 @@ watch(Garden)
 def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
     """Before weights are loaded, grow the garden to the topology they belong to."""
     encoded = state_dict.get(f"{prefix}_extra_state")
-    if encoded is not None:
-        assert isinstance(garden, Garden)
-        garden._restore(encoded)
+    if encoded is None:
+        return
+    assert isinstance(garden, Garden)
+    state, germinations = decode_lifecycle(encoded, garden.slot_names)
+    garden.seedbed.clear()
+    garden.take_gradients()
+    garden._table.state = state
+    garden._sync(inherits=False)
+    garden.ties.listeners.tell()
+    garden.seedbed.germinations = germinations
+    for slot in garden.seedbed:
+        # How a saved seed was trained is not known here; it is no reason for a warning.
+        slot.was_shadowed = slot.seed is not None
+        # Weights follow, which are not those that were just drawn.
+        slot.drawn = None
+
+
+def load_garden(folder: str | Path, *, model: nn.Module) -> Garden:
+    """Rebuild a saved garden around a fresh model of the same architecture.
+
+    The model is not run: where its slots are and what flows there was saved, whatever its inputs.
+    """
+    state, meta = read_garden(folder)
+    with restoring(Path(folder)):
+        placed = Placed.from_mapping(meta["placed"])
+        config = GardenConfig.from_mapping(meta["config"])
+    try:
+        garden = Garden(model, placed, config=config)
+        garden.load_state_dict(state)
+    except SlotError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = reason_of(error)
+        raise CheckpointError(
+            f"{folder}: the model does not match the saved one: {reason}"
+        ) from None
+    return garden

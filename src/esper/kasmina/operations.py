@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint, blueprint_names
-from esper.kasmina.costs import parse_factor
+from esper.kasmina.costs import Limits
 from esper.kasmina.lifecycle import Applied, LifecycleConfig, Outcome
 from esper.kasmina.seedbed import TrainingMode
+from esper.kasmina.slots.placement import Placement
 from esper.kasmina.state import GateConfig, SlotState, describe_failure
-from esper.leyline.actions import PLACEHOLDERS, Command, LifecycleOp
-from esper.leyline.config import Config, option
+from esper.leyline.actions import (
+    HEAD_NAMES,
+    PLACEHOLDERS,
+    Actions,
+    Command,
+    LifecycleOp,
+    describe_action,
+    head_values,
+)
+from esper.leyline.config import option
 from esper.leyline.errors import SlotError, UsageError, unknown_name
+from esper.leyline.records import DecisionRecord, SlotRecord, copy_fields
 from esper.leyline.rules import Refusal
-from esper.leyline.slots import NOOP, AxesName, Symmetry, Topology
+from esper.leyline.slots import NOOP, AxesName, Symmetry
 from esper.leyline.stages import (
     STYLE_SPECS,
     AlphaAlgorithm,
     AlphaCurve,
-    AlphaMode,
     BlendStyle,
     SeedStage,
 )
@@ -37,23 +47,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GardenConfig(Config):
+class GardenConfig(Limits):
     """How seeds live in a garden, and how far it may grow."""
 
     lifecycle: LifecycleConfig = option(LifecycleConfig, "The life of a seed.")
     training_mode: TrainingMode = option(
         "straight_through", "How a seed in TRAINING learns while the host is left alone."
-    )
-    max_growth: float = option(
-        0.0,
-        "Most parameters and operations of the grown network, as a multiple of the host's; the two "
-        "limits below win over it; 0 is no limit.",
-    )
-    max_parameters: int = option(
-        0, "Most trainable parameters of the grown network; 0 is no limit.", minimum=0
-    )
-    max_added_flops: int = option(
-        0, "Most operations per sample that seeds may add; 0 is no limit.", minimum=0
     )
     immediate: bool = option(
         True,
@@ -61,11 +60,6 @@ class GardenConfig(Config):
         "it trains alone first and is blended in, as every other seed.",
     )
     seed: int = option(0, "Seed of the initial weights of seeds.", minimum=0)
-
-    def __post_init__(self) -> None:
-        """Check what no range of numbers can say."""
-        object.__setattr__(self, "max_growth", parse_factor(self.max_growth))
-        super().__post_init__()
 
     def limited(
         self,
@@ -121,18 +115,47 @@ class OperationResult:
 
 
 def describe_result(
-    before: SlotState, command: Command, applied: Applied, slots: Sequence[str], gates: GateConfig
+    before: SlotState,
+    command: Command,
+    applied: Applied,
+    places: Sequence[Placement],
+    gates: GateConfig,
 ) -> OperationResult:
     """Put into words what became of a one-row command in the state `before` it."""
-    index = min(max(int(command.slot[0]), 0), len(slots) - 1)
-    op, slot = LifecycleOp(int(command.op[0])), slots[index]
+    index = min(max(int(command.slot[0]), 0), len(places) - 1)
+    op, place = LifecycleOp(int(command.op[0])), places[index]
+    slot = place.name
     outcome = Outcome(int(applied.outcome[0]))
     reason = ""
     if outcome is Outcome.ILLEGAL:
-        reason = f"{op.name} at {slot}: {Refusal(int(applied.refusal[0])).text}"
+        refusal = Refusal(int(applied.refusal[0]))
+        reason = f"{op.name} at {slot}: {refusal.text}"
+        is_copy = int(command.blueprint[0]) == BLUEPRINTS.get(KIN).id
+        if refusal is Refusal.BLUEPRINT_DOES_NOT_FIT and is_copy and place.kin.problem:
+            why = f"no copy of {place.path!r} can grow there: {place.kin.problem}"
+            reason = f"{op.name} at {slot}: {why}"
     elif outcome is Outcome.GATE_FAILED:
         reason = f"{op.name} at {slot}: {describe_failure(before, index, gates)}"
     return OperationResult(op, slot, outcome, reason)
+
+
+def describe_decision(
+    actions: Actions, result: OperationResult, slot_names: Sequence[str], why: str = ""
+) -> DecisionRecord:
+    """Return a decision with the arguments its op uses; the others are None.
+
+    Args:
+        actions: what was chosen.
+        result: what became of it.
+        slot_names: names of the slots.
+        why: the reason for what took effect.
+    """
+    chosen: dict[str, Any] = describe_action(
+        {head: int(actions[head][0]) for head in HEAD_NAMES},
+        head_values(slot_names, blueprint_names()),
+    )
+    reason = result.reason or why
+    return DecisionRecord(**chosen, outcome=result.outcome.name.lower(), reason=reason)
 
 
 def make_command(
@@ -229,11 +252,6 @@ class SlotView:
         return self._garden.slot_names[self._index]
 
     @property
-    def topology(self) -> Topology:
-        """Kind of activation at the slot."""
-        return self._garden.seedbed[self._index].topology
-
-    @property
     def axes(self) -> AxesName:
         """The axes of the host's activation at the slot."""
         return self._garden.seedbed[self._index].axes
@@ -242,11 +260,6 @@ class SlotView:
     def symmetry(self) -> Symmetry:
         """What the host makes of the order of positions at the slot."""
         return self._garden.seedbed[self._index].symmetry
-
-    @property
-    def channels(self) -> int:
-        """Width of the activation at the slot."""
-        return self._garden.seedbed[self._index].channels
 
     @property
     def stage(self) -> SeedStage:
@@ -270,16 +283,6 @@ class SlotView:
         return self._value("alpha_target")
 
     @property
-    def alpha_mode(self) -> AlphaMode:
-        """Whether the amplitude holds, rises or falls."""
-        return AlphaMode(int(self._value("alpha_mode")))
-
-    @property
-    def algorithm(self) -> AlphaAlgorithm:
-        """How the seed is mixed in."""
-        return AlphaAlgorithm(int(self._value("algorithm")))
-
-    @property
     def epochs_in_stage(self) -> int:
         """Epochs recorded since the stage began."""
         return int(self._value("epochs_in_stage"))
@@ -297,7 +300,7 @@ class SlotView:
     @property
     def flops(self) -> int:
         """Operations per sample of the seed and its gate."""
-        return int(self._garden.slot_flops()[0, self._index])
+        return int(self._garden.table.flops()[0, self._index])
 
     @property
     def contribution(self) -> float | None:
@@ -319,3 +322,8 @@ class SlotView:
     def _measured(self, field: str) -> float | None:
         value = self._value(field)
         return None if math.isnan(value) else value
+
+
+def slot_records(slots: Mapping[str, SlotView]) -> tuple[SlotRecord, ...]:
+    """Return slots as they are now."""
+    return tuple(copy_fields(SlotRecord, view, stage=view.stage.name) for view in slots.values())

@@ -25,29 +25,17 @@ from esper.kasmina.contribution import (
     compare_rows,
     participating,
     plan_ablations,
-    record_contributions,
     values_in_points,
 )
-from esper.kasmina.costs import fitting_blueprints
 from esper.kasmina.engine import Engine, EpochResult, EvaluatedEngine, RemoteEngine, RowWeights
 from esper.kasmina.governor import (
     GovernorConfig,
     GovernorState,
     Panic,
     govern,
-    record_gradients,
     start_governing,
 )
-from esper.kasmina.lifecycle import (
-    Applied,
-    LifecycleConfig,
-    apply_command,
-    record_epoch,
-    refuse_disagreement,
-    remove_seeds,
-    rule_view,
-    tick,
-)
+from esper.kasmina.lifecycle import Applied
 from esper.kasmina.signals import (
     Rates,
     RowFacts,
@@ -58,14 +46,13 @@ from esper.kasmina.signals import (
     track_epoch,
     unknown_rates,
 )
-from esper.kasmina.state import SlotState, check_state, empty_state
+from esper.kasmina.slot_table import SlotTable
+from esper.kasmina.state import SlotState, check_state
 from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.config import Config, option
 from esper.leyline.errors import CheckpointError
-from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from esper.utils.process import is_debugging
 from esper.utils.randomness import Later
 from esper.utils.storage import check_like, check_range
 
@@ -80,12 +67,13 @@ _BY_ROW = ("last_op", "last_success", "panic", "safe_epoch", "train_loss")
 
 @dataclass(frozen=True, kw_only=True)
 class RowConfig(Config):
-    """How rows live, are measured and watched over, whoever trains them."""
+    """How rows are measured and watched over, whoever trains them."""
 
-    lifecycle: LifecycleConfig = option(LifecycleConfig, "The life of a seed.")
-    tracker: TrackerConfig = option(TrackerConfig, "When a host counts as stuck or settled.")
-    governor: GovernorConfig = option(GovernorConfig, "When a row is rolled back.")
     ablate_every: int = option(1, "Measure contributions at every this many epochs.", minimum=1)
+    tracker: TrackerConfig = option(TrackerConfig, "When a host counts as stuck or settled.")
+    governor: GovernorConfig = option(
+        GovernorConfig, "When a network goes back to its last safe state."
+    )
 
 
 def measure_by_ablation(
@@ -105,14 +93,14 @@ class RowGroup:
     Args:
         engine: trains the rows and moves their weights.
         keys: names of the rows' random streams, one for each.
-        config: how they live.
-        facts: what is known of every row before it lives.
+        config: how they are measured and watched over.
+        table: their slots, which nobody but the group changes while it steps.
+        facts: what is known of every row's task before it lives.
         rates: the learning rates of epochs to come.
         measure: how rows are measured; `measure_by_ablation` for networks.
         rests_at_horizon: whether a row rests when it has lived through its horizon: nothing about
             it changes any more, whatever it is told to do. So rows that run together end apart.
         immediate: ids of blueprints whose seeds are at their amplitude at once.
-        device: where everything remembered is kept.
     """
 
     def __init__(
@@ -121,29 +109,28 @@ class RowGroup:
         keys: Sequence[int],
         config: RowConfig,
         *,
+        table: SlotTable,
         measure: Measure,
         facts: RowFacts,
         rates: Rates = unknown_rates,
         rests_at_horizon: bool = False,
         immediate: Sequence[int] = (),
-        device: torch.device | str = "cpu",
     ) -> None:
         """Start at epoch 0, with nothing grown."""
         self.engine = engine
         self.keys = list(keys)
         self.config = config
         self.facts = facts
-        self.device = torch.device(device)
-        rows, slots = len(self.keys), len(engine.slots)
-        self.enabled = torch.ones((rows, slots), dtype=torch.bool, device=self.device)
-        self.state: SlotState = empty_state(rows, slots, self.device)
+        self.table = table
+        self.device = table.device
+        rows = len(self.keys)
         self.tracker: TrackerState = start_tracking(rows, config.tracker, self.device)
         self.governor: GovernorState = start_governing(rows, self.device)
         self.last_op = self._full(int(LifecycleOp.WAIT))
         self.last_success = torch.ones(rows, dtype=torch.bool, device=self.device)
         self.panic = self._full(int(Panic.NONE))
         """int64 [R], a `Panic`: why the governor acted in the last step."""
-        self.mad = torch.zeros((rows, slots), dtype=torch.bool, device=self.device)
+        self.mad = torch.zeros_like(table.enabled)
         """bool [R, S]: seeds that the governor pruned in the last step: they were not finite."""
         self.train_loss = torch.full((rows,), math.nan, dtype=torch.float64, device=self.device)
         self.measured: Measured | None = None
@@ -164,9 +151,9 @@ class RowGroup:
         return len(self.keys)
 
     @property
-    def host_params(self) -> Tensor:
-        """Trainable parameters of every host alone, int64 [R]."""
-        return self._full(self.engine.host_params)
+    def state(self) -> SlotState:
+        """What lives in the slots, tensors [R, S]."""
+        return self.table.state
 
     @property
     def rolled_back(self) -> Tensor:
@@ -178,19 +165,6 @@ class RowGroup:
         """Bool [R], the rows that have lived through their horizon and rest."""
         return (self.tracker.epoch >= self.facts.horizon) & self._rests_at_horizon
 
-    @property
-    def fits(self) -> Tensor:
-        """Bool [R, S, B], the blueprints that may be germinated now, within the limits."""
-        facts = self.facts
-        return fitting_blueprints(
-            self.state,
-            facts.costs,
-            host_params=self.host_params,
-            host_flops=facts.host_flops,
-            param_limit=facts.param_limit,
-            flop_limit=facts.flop_limit,
-        )
-
     # -- the step ----------------------------------------------------------------------------------
 
     def step(self, command: Command) -> Signals:
@@ -201,29 +175,19 @@ class RowGroup:
 
     def act(self, command: Command) -> Applied:
         """Apply one action per row, and tick: amplitudes, cooldowns and automatic gates move on."""
-        before, resting = self.state, self.at_rest
+        table, before, resting = self.table, self.state, self.at_rest
         op = torch.where(resting, int(LifecycleOp.WAIT), command.op.to(self.device))
         command = dataclasses.replace(command, op=op)
-        state, applied = apply_command(
-            before,
-            command,
-            enabled=self.enabled,
-            fits=self.fits,
-            config=self.config.lifecycle,
-            immediate=torch.isin(command.blueprint.to(self.device), self._immediate),
-        )
-        if is_debugging():
-            refuse_disagreement(self.masks(), command, applied)
-        try:
-            self.state = self._sized(keep_rows(resting, before, tick(state, self.config.lifecycle)))
-        except BaseException:
-            # A seed that cannot be built was never germinated.
-            self.state = self._sized(before)
-            raise
+        immediate = torch.isin(command.blueprint.to(self.device), self._immediate)
+        with table.undone_by_error(self._build):
+            applied = table.apply(command, immediate)
+            table.tick()
+            table.state = keep_rows(resting, before, table.state)
+            self._build()
         self.last_op = torch.where(resting, self.last_op, op)
         self.last_success = torch.where(resting, self.last_success, applied.took_effect)
         fossil = int(SeedStage.FOSSILIZED)
-        fossilized = ((state.stage == fossil) & (before.stage != fossil)).any(1)
+        fossilized = ((self.state.stage == fossil) & (before.stage != fossil)).any(1)
         self._keep_safe(fossilized & ~resting)
         return applied
 
@@ -240,19 +204,14 @@ class RowGroup:
         tracker, governor, shown = self.tracker, self.governor, self.measured
         measured, good = self._govern(measured, resting)
         self.mad = self._prune_mad(result, good & ~resting)
-        state = self.state
+        before = self.state
         members = members & good[:, None]
         sampled = result.sampled & good[:, None] & ~self.mad
         self.train_loss = torch.where(resting, self.train_loss, result.loss)
-        self.state = record_epoch(self.state, measured.score)
-        self.state = record_gradients(self.state, sampled, result.gradients)
-        # Also without members: what two seeds once gained together is not true for ever.
-        interaction = torch.where(due[:, None, None], measured.interaction, self.state.interaction)
-        self.state = record_contributions(
-            self.state, members, measured.worth, measured.error, interaction
-        )
+        self.table.record_epoch(measured.score, result.gradients, sampled)
+        self.table.record_contributions(measured, members, due)
         self.tracker = track_epoch(self.tracker, measured.loss, measured.score, self.config.tracker)
-        self.state = keep_rows(resting, state, self.state)
+        self.table.state = keep_rows(resting, before, self.state)
         self.tracker = keep_rows(resting, tracker, self.tracker)
         self.governor = keep_rows(resting, governor, self.governor)
         self.measured = measured if shown is None else keep_rows(resting, shown, measured)
@@ -264,11 +223,9 @@ class RowGroup:
         """Return what a controller sees, where the rows are remembered."""
         unknown = torch.full((self.rows,), math.nan, device=self.device)
         return read_signals(
-            self.state,
+            self.table,
             self.tracker,
             self.facts,
-            enabled=self.enabled,
-            host_params=self.host_params,
             train_loss=self.train_loss,
             rates=self._rates,
             last_op=self.last_op,
@@ -277,21 +234,13 @@ class RowGroup:
             twin_score=unknown if twin_score is None else twin_score,
         )
 
-    # -- what is legal -----------------------------------------------------------------------------
-
-    def view(self) -> RuleView:
-        """Return what legality depends on."""
-        return rule_view(self.state, self.enabled, self.fits)
-
-    def masks(self) -> Masks:
-        """Return what is legal now."""
-        return build_masks(self.view(), self.config.lifecycle.effective_rules)
-
     # -- what is remembered ------------------------------------------------------------------------
 
-    def assume(self, state: SlotState) -> None:
-        """Take over a lifecycle state; seeds that are new in it are drawn, and rows are safe."""
-        self.state = self._sized(state)
+    def start(self, state: SlotState | None = None) -> None:
+        """Build what lives in the rows, or in this state of them, and take them for safe."""
+        if state is not None:
+            self.table.state = state
+        self._build()
         if self.config.governor.is_on:
             self._safe = self._read_at_rest(range(self.rows))
             self.safe_epoch = self.tracker.epoch.clone()
@@ -301,12 +250,11 @@ class RowGroup:
         self._training = self._train()
 
     def memory(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
-        """Return what is remembered about some rows (all by default), apart from their weights."""
+        """Return what is remembered about some rows (all by default) beside their networks."""
         chosen = list(range(self.rows)) if rows is None else list(rows)
         index = torch.tensor(chosen, dtype=torch.int64, device=self.device)
         return {
             "keys": [self.keys[row] for row in chosen],
-            "state": self.state.select(index).state_dict(),
             "tracker": self.tracker.select(index).state_dict(),
             "governor": self.governor.select(index).state_dict(),
             **{name: getattr(self, name)[index] for name in _BY_ROW},
@@ -314,7 +262,7 @@ class RowGroup:
         }
 
     def recall(self, saved: dict[str, Any]) -> None:
-        """Take over what `memory` returned for as many rows; the engine is left alone."""
+        """Take over what `memory` returned for as many rows; their networks are left alone."""
 
         def here(tree: dict[str, Tensor]) -> dict[str, Tensor]:
             return {name: value.clone().to(self.device) for name, value in tree.items()}
@@ -323,7 +271,6 @@ class RowGroup:
         for name in ("tracker", "governor", *_BY_ROW):
             check_like(saved[name], mine[name], name)
         check_range(saved["tracker"]["epoch"], 0, 2**53, "tracker.epoch")
-        state = check_state(saved["state"], self.state, len(blueprint_names()))
         safe = [RowWeights.from_tree(tree) for tree in saved["safe"]]
         needed = self.rows if self.config.governor.is_on else 0
         if len(safe) != needed:
@@ -331,7 +278,6 @@ class RowGroup:
                 f"the saved state is damaged: there are {len(safe)} rows to go back to where "
                 f"{needed} are needed; use another copy of it"
             )
-        self.state = state.to(self.device)
         self.tracker = TrackerState.from_state_dict(here(saved["tracker"]))
         self.governor = GovernorState.from_state_dict(here(saved["governor"]))
         for name in _BY_ROW:
@@ -343,15 +289,18 @@ class RowGroup:
         chosen = list(range(self.rows)) if rows is None else list(rows)
         return {
             **self.memory(chosen),
+            "state": self.state.select(chosen).state_dict(),
             "weights": [weights.to_tree() for weights in self._read(chosen)],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Take over what `snapshot` returned for as many rows as there are here."""
+        state = check_state(saved["state"], self.state, len(blueprint_names()))
         self.recall(saved)
+        self.table.state = state.to(self.device)
         for row, tree in enumerate(saved["weights"]):
             self.engine.write(row, RowWeights.from_tree(tree), self.state.select([row]))
-        self.state = self._sized(self.state)
+        self._build()
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -386,19 +335,20 @@ class RowGroup:
         if not self.config.governor.is_on:
             return torch.zeros_like(mad)
         if bool(mad.any()):
-            self.state = self._sized(remove_seeds(self.state, mad))
+            self.table.remove(mad)
+            self._build()
         return mad
 
     def _roll_back(self, bad: Tensor, measured: Measured) -> Measured:
         """Bring rows back to host and fossils as they were, at rest; return what they show now."""
         fossil = self.state.stage == int(SeedStage.FOSSILIZED)
-        self.state = remove_seeds(self.state, bad[:, None] & ~fossil)
+        self.table.remove(bad[:, None] & ~fossil)
         for row in bad.nonzero().flatten().tolist():
             # New seeds go on drawing from new streams: that count does not go back.
             count = self.engine.read(row).germinations
             weights = dataclasses.replace(self._safe[row], germinations=count)
             self.engine.write(row, weights, self.state.select([row]))
-        self.state = self._sized(self.state)
+        self._build()
         nobody = torch.zeros_like(self.state.occupied)
         again = self._measure(nobody, bad)()
         return dataclasses.replace(
@@ -426,10 +376,9 @@ class RowGroup:
             return self.engine.read_rows(rows)
         return [self.engine.read(row) for row in rows]
 
-    def _sized(self, state: SlotState) -> SlotState:
-        """Let the engine follow the state and take over the sizes of what lives."""
-        sizes = self.engine.sync(state)
-        return state.where(torch.ones_like(state.occupied), params=sizes)
+    def _build(self) -> None:
+        """Let the engine follow the state, and take over the sizes of what lives."""
+        self.table.resize(self.engine.sync(self.state))
 
 
 def keep_rows(which: Tensor, old: Remembered, new: Remembered) -> Remembered:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -356,31 +355,3 @@ def _settle_amplitude(slot: Slot, like: Tensor | None) -> None:
 
 def _precision(like: Tensor) -> torch.dtype:
     return like.dtype if like.is_floating_point() else torch.float32
-
-
-Listener = Callable[[], None]
-
-
-class Listeners:
-    """Bound methods, held weakly: to listen keeps nobody alive."""
-
-    def __init__(self) -> None:
-        """Begin with nobody."""
-        self._references: list[weakref.WeakMethod[Listener]] = []
-
-    def __len__(self) -> int:
-        return len(self._references)
-
-    def add(self, listener: Listener) -> None:
-        """Tell this bound method too, for as long as its object lives."""
-        self._references.append(weakref.WeakMethod(listener))
-
-    def tell(self) -> None:
-        """Call every listener that is still there, and forget the others."""
-        alive = []
-        for reference in self._references:
-            listener = reference()
-            if listener is not None:
-                listener()
-                alive.append(reference)
-        self._references = alive

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.kasmina.costs import NO_LIMIT, SlotCosts, slot_flops
 from esper.kasmina.lifecycle import time_to_target, velocity
-from esper.kasmina.state import SlotState
+from esper.kasmina.slot_table import SlotTable
 from esper.leyline.actions import TensorRecord
 from esper.leyline.config import Config, option
 from esper.leyline.signals import HISTORY, Signals
@@ -69,11 +68,11 @@ class TrackerState(TensorRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
-    """What is known of every row before it lives: its regime, its limits and what seeds cost.
+    """What is known of every row's task before it lives; nothing here changes while rows live.
 
-    Nothing here changes while rows live. Everything is per row, because rows that run together may
-    be of different tasks: other data, another horizon, other limits. Unknown values are written as
-    `Signals` writes them; what is the same for all rows costs no memory (`row_facts` expands it).
+    Everything is per row, because rows that run together may be of different tasks: other data,
+    another horizon. Unknown values are written as `Signals` writes them; what is the same for all
+    rows costs no memory (`row_facts` expands it).
     """
 
     horizon: Tensor
@@ -88,24 +87,10 @@ class RowFacts:
     """int64 [R], samples trained on in one epoch, 0 where unknown."""
     num_classes: Tensor
     """int64 [R], classes or distinct tokens, 0 where there are none or nobody knows."""
-    host_flops: Tensor
-    """int64 [R], operations of one sample's forward pass through the bare host."""
-    param_limit: Tensor
-    """int64 [R], most parameters of the whole network, -1 without a limit."""
-    flop_limit: Tensor
-    """int64 [R], most operations per sample of the whole network, -1 without a limit."""
-    costs: SlotCosts
-    """[R, S] and [R, S, B], what flows at the slots and what seeds cost there."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self.horizon)
 
 
 def row_facts(
     rows: int,
-    costs: SlotCosts,
     *,
     horizon: int | Tensor,
     budget: int | Tensor,
@@ -113,12 +98,9 @@ def row_facts(
     train_samples: int | Tensor = 0,
     samples_per_epoch: int | Tensor = 0,
     num_classes: int | Tensor = 0,
-    host_flops: int | Tensor = 0,
-    param_limit: int | Tensor = NO_LIMIT,
-    flop_limit: int | Tensor = NO_LIMIT,
     device: torch.device | str = "cpu",
 ) -> RowFacts:
-    """Return the facts of rows with the same host; every other one is for all of them or [R]."""
+    """Return the facts of rows; every one is for all of them or [R]."""
 
     def each(value: float | Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.as_tensor(value, dtype=dtype, device=device).expand(rows)
@@ -130,10 +112,6 @@ def row_facts(
         train_samples=each(train_samples),
         samples_per_epoch=each(samples_per_epoch),
         num_classes=each(num_classes),
-        host_flops=each(host_flops),
-        param_limit=each(param_limit),
-        flop_limit=each(flop_limit),
-        costs=costs.over(rows, device),
     )
 
 
@@ -218,12 +196,10 @@ def track_epoch(
 
 
 def read_signals(
-    state: SlotState,
+    table: SlotTable,
     tracker: TrackerState,
     facts: RowFacts,
     *,
-    enabled: Tensor,
-    host_params: Tensor,
     train_loss: Tensor,
     rates: Rates,
     last_op: Tensor,
@@ -232,9 +208,10 @@ def read_signals(
     twin_score: Tensor,
 ) -> Signals:
     """Return the signals of every row; empty slots hold the absent value of each field."""
+    state, costs = table.state, table.costs
     occupied = state.occupied
     measured = torch.isfinite(state.contribution)
-    in_slots = slot_flops(state, facts.costs)
+    in_slots = table.flops()
     rate_factor, learning_rate = rates(tracker.epoch + 1)
 
     def or_absent(value: Tensor) -> Tensor:
@@ -261,13 +238,13 @@ def read_signals(
         score_history=tracker.score_history.to(torch.float32),
         plateau_epochs=tracker.plateau_epochs,
         stabilized=tracker.stabilized,
-        params=host_params + state.params.sum(1),
-        host_params=host_params,
+        params=costs.host_params + state.params.sum(1),
+        host_params=costs.host_params,
         budget=facts.budget,
-        flops=facts.host_flops + in_slots.sum(1),
-        host_flops=facts.host_flops,
-        param_limit=facts.param_limit,
-        flop_limit=facts.flop_limit,
+        flops=costs.host_flops + in_slots.sum(1),
+        host_flops=costs.host_flops,
+        param_limit=costs.param_limit,
+        flop_limit=costs.flop_limit,
         rate_factor=rate_factor.to(torch.float32),
         learning_rate=learning_rate.to(torch.float32),
         train_samples=facts.train_samples,
@@ -277,7 +254,7 @@ def read_signals(
         last_op=last_op,
         last_success=last_success,
         rolled_back=rolled_back,
-        enabled=enabled,
+        enabled=table.enabled,
         occupied=occupied,
         stage=or_absent(state.stage),
         blueprint=or_absent(state.blueprint),
@@ -301,10 +278,10 @@ def read_signals(
         interaction=state.interaction.to(torch.float32),
         slot_params=state.params,
         slot_flops=in_slots,
-        slot_channels=facts.costs.slot_channels,
-        slot_positions=facts.costs.slot_positions,
-        slot_topology=facts.costs.slot_topology,
-        seed_params=facts.costs.seed_params,
-        seed_flops=facts.costs.seed_flops,
+        slot_channels=costs.seeds.slot_channels,
+        slot_positions=costs.seeds.slot_positions,
+        slot_topology=costs.seeds.slot_topology,
+        seed_params=costs.seeds.seed_params,
+        seed_flops=costs.seeds.seed_flops,
         twin_score=twin_score.to(torch.float32),
     )

@@ -147,11 +147,6 @@ class SlotState(TensorRecord):
         return self.stage > int(SeedStage.DORMANT)
 
     @property
-    def total_improvement(self) -> Tensor:
-        """Return float64 [R, S]: score now minus score at the first record."""
-        return self.score_now - self.score_initial
-
-    @property
     def stage_improvement(self) -> Tensor:
         """Return float64 [R, S]: score now minus score when the stage began."""
         return self.score_now - self.score_stage

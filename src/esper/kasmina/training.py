@@ -228,6 +228,14 @@ SchedulerEvery = Literal["epoch", "batch"]
 """When a schedule moves on: after every epoch, or after every batch."""
 
 
+def clip_gradients(garden: Garden, max_norm: float) -> None:
+    """Clip the host's gradients and every seed's separately to this norm."""
+    for group in (garden.model, *garden.seedbed):
+        parameters = [p for p in group.parameters() if p.grad is not None]
+        if parameters:
+            nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
 class Trainee:
     """A garden with its optimizer and schedule: everything one training step changes."""
 
@@ -315,7 +323,7 @@ class Trainee:
         # Else the host is frozen and has no seed that learns yet.
         self.carried.sample_gradients()
         if self.max_grad_norm:
-            self.garden.clip_gradients(self.max_grad_norm)
+            clip_gradients(self.garden, self.max_grad_norm)
         optimizer.step()
         if self._scheduler_every == "batch":
             self._step_schedule()

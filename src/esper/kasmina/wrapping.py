@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -126,28 +126,29 @@ _SHARDED = {"FSDPModule": "FSDP2 (fully_shard)", "FullyShardedDataParallel": "FS
 """Classes that spread parameters over processes, by the name that people know them by."""
 
 
-def refuse_sharded(model: nn.Module) -> None:
-    """Refuse a model whose parameters are spread over processes: a new seed has no place there."""
+def refuse_unsuitable(model: nn.Module) -> None:
+    """Refuse a model that nothing can be put into, or in which another garden grows."""
     for name, module in model.named_modules():
+        told = f"{name!r} of the model" if name else "the model"
         # By name: to import these classes takes longer than to build most models.
         kinds = [k for k in type(module).__mro__ if k.__module__.startswith(_FSDP)]
         known = [_SHARDED[kind.__name__] for kind in kinds if kind.__name__ in _SHARDED]
         if known:
             raise UsageError(
-                f"{f'{name!r} of the model' if name else 'the model'} is sharded by {known[0]}, "
-                "in which no seed can grow; give the model before it is sharded, and train it "
-                "in one process or wrap its Garden in DistributedDataParallel"
+                f"{told} is sharded by {known[0]}, in which no seed can grow; give the model "
+                "before it is sharded, and train it in one process or wrap its Garden in "
+                "DistributedDataParallel"
             )
-
-
-def refuse_scripted(model: nn.Module) -> None:
-    """Refuse a model that TorchScript has compiled: nothing can be put into it any more."""
-    for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise UsageError(
-                f"{f'{name!r} of the model' if name else 'the model'} is compiled by TorchScript "
-                "(torch.jit), in which no seed can grow; give the nn.Module that it was made of"
+                f"{told} is compiled by TorchScript (torch.jit), in which no seed can grow; give "
+                "the nn.Module that it was made of"
             )
+    if any(slot.seed is not None for slot in slots_behind(model)):
+        raise SlotError(
+            "the model already grows in another Garden, whose seeds stay active in it; "
+            "use that garden, garden.bake() or a model built anew"
+        )
 
 
 def watch(kind: type[Garden]) -> None:
@@ -170,7 +171,7 @@ def _wrap(parent: nn.Module, child: nn.Module, gardens: list[Garden]) -> None:
         )
     if isinstance(parent, AveragedModel):
         for garden in gardens:
-            if (original := garden.original) is not None:
+            if (original := garden.ties.original()) is not None:
                 garden.follow(original)
         return
     assert isinstance(parent, DistributedDataParallel)
@@ -180,7 +181,7 @@ def _wrap(parent: nn.Module, child: nn.Module, gardens: list[Garden]) -> None:
                 "training_mode='shadow' trains seeds past DistributedDataParallel; "
                 "use 'straight_through' in several processes"
             )
-        garden.wrap(parent)
+        garden.ties.wrapper = weakref.ref(parent)
     if gardens:
         from esper.kasmina.renewal import Renewal
 
@@ -220,3 +221,53 @@ class Mirrored:
             return mine
         self._known.append(weakref.ref(theirs))
         return copy.deepcopy(theirs)
+
+
+Listener = Callable[[], None]
+
+
+class Listeners:
+    """Bound methods, held weakly: to listen keeps nobody alive."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self._references: list[weakref.WeakMethod[Listener]] = []
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+    def add(self, listener: Listener) -> None:
+        """Tell this bound method too, for as long as its object lives."""
+        self._references.append(weakref.WeakMethod(listener))
+
+    def tell(self) -> None:
+        """Call every listener that is still there, and forget the others."""
+        alive = []
+        for reference in self._references:
+            listener = reference()
+            if listener is not None:
+                listener()
+                alive.append(reference)
+        self._references = alive
+
+
+def _nobody() -> None:
+    """Return what a reference says that was never set, or whose object is gone."""
+
+
+class Ties:
+    """Who has to do with a garden, all held weakly; a copy of the garden has ties of its own."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self.listeners = Listeners()
+        """Whom it tells that parameters came or went."""
+        self.followers = Followers()
+        self.mirrored = Mirrored()
+        self.original: Callable[[], Garden | None] = _nobody
+        """The garden that this one was copied from, as long as that is there."""
+        self.wrapper: Callable[[], DistributedDataParallel | None] = _nobody
+        """The DDP wrapper that trains the garden in several processes, where there is one."""
+
+    def __reduce__(self) -> tuple[type[Ties], tuple[()]]:
+        return Ties, ()

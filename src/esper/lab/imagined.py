@@ -16,12 +16,13 @@ from torch import Tensor
 
 from esper.kasmina.blueprints.registry import drawn_names, selectable
 from esper.kasmina.contribution import Measured
-from esper.kasmina.costs import NOT_FOR_THE_SLOT, SlotCosts
+from esper.kasmina.costs import NOT_FOR_THE_SLOT, SlotCosts, row_costs
 from esper.kasmina.engine import EpochResult, RowWeights, empty_sample
 from esper.kasmina.governor import GovernorConfig, GradientSample
 from esper.kasmina.lifecycle import Applied, LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
 from esper.kasmina.signals import row_facts
+from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.state import GateConfig, SlotState
 from esper.leyline.actions import Actions, LifecycleOp, decode_actions, placeholder_actions
 from esper.leyline.rules import Masks, is_in
@@ -138,7 +139,7 @@ class _Imagined:
 
     def masks(self) -> Masks:
         """Return what is legal now."""
-        return self._group.masks()
+        return self._group.table.masks()
 
     def signals(self) -> Signals:
         """Return what a controller sees now."""
@@ -175,7 +176,8 @@ class ImaginedRows(_Imagined):
         choices = [index for index in range(NUM_BLUEPRINTS) if index != NOOP]
         flops = 20_000 * torch.arange(NUM_BLUEPRINTS) if seed_flops is None else seed_flops
         costs = imagined_costs(slots, sizes, choices, seed_flops=flops)
-        self._facts = row_facts(rows, costs, horizon=horizon, budget=BUDGET, host_flops=HOST_FLOPS)
+        self._costs = row_costs(rows, costs, host_params=HOST_PARAMS, host_flops=HOST_FLOPS)
+        self._facts = row_facts(rows, horizon=horizon, budget=BUDGET)
         self._told: Measured
         self._failed = torch.zeros(rows, dtype=torch.bool)
         self._group = self._start()
@@ -215,11 +217,12 @@ class ImaginedRows(_Imagined):
         group = RowGroup(
             self._engine,
             range(self.rows),
-            RowConfig(lifecycle=self.lifecycle),
+            RowConfig(),
+            table=SlotTable(self._costs, self.lifecycle),
             facts=self._facts,
             measure=self._measure,
         )
-        group.assume(group.state)
+        group.start()
         return group
 
     def _tell(
@@ -286,19 +289,20 @@ class ImaginedHosts(_Imagined):
         self._group = RowGroup(
             self._engine,
             range(rows),
-            RowConfig(lifecycle=lifecycle, governor=GovernorConfig(is_on=False)),
-            facts=row_facts(rows, costs, horizon=HORIZON, budget=BUDGET),
+            RowConfig(governor=GovernorConfig(is_on=False)),
+            table=SlotTable(row_costs(rows, costs, host_params=HOST_PARAMS), lifecycle),
+            facts=row_facts(rows, horizon=HORIZON, budget=BUDGET),
             measure=self._measure,
         )
         if enabled is not None:
-            self._group.enabled = enabled
-        self.enabled = self._group.enabled
+            self._group.table.enabled = enabled
+        self.enabled = self._group.table.enabled
         self.live()
 
     @property
     def fits(self) -> Tensor:
         """Bool [R, S, B], the blueprints that may be germinated."""
-        return self._group.fits
+        return self._group.table.fits()
 
     def random_actions(self, prune_chance: float = 1.0) -> dict[str, Tensor]:
         """Return one legal action per host: a uniform op, then each head uniformly.

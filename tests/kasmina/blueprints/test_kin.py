@@ -20,8 +20,7 @@ from esper.kasmina.blueprints.kin import KIN, copy_block
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.engine import read_weights, write_weights
 from esper.kasmina.evaluation import evaluate_contributions
-from esper.kasmina.garden import Garden
-from esper.kasmina.loading import load_garden
+from esper.kasmina.garden import Garden, load_garden
 from esper.kasmina.optimizer import slot_groups
 from esper.kasmina.slot import SlotMode
 from esper.kasmina.wrapping import disconnect, slots_behind
@@ -39,6 +38,7 @@ from tests.growth.depth.models import (
     train,
 )
 from tests.kasmina.gardens import quick_config
+from tests.plots import record_contributions
 
 TOKENS, IMAGES = tokens(0)[:, :-1], images(0)[0]
 
@@ -184,7 +184,7 @@ def test_it_is_at_full_amplitude_at_once_and_lives_on_as_others() -> None:
     assert (view.stage, view.alpha, view.blueprint) == (SeedStage.BLENDING, 1.0, KIN)
     assert SeedStage(int(state.previous_stage[0, 0])) is SeedStage.TRAINING
     assert garden.seedbed[0].mode == SlotMode.REPLACE
-    masks = garden.masks()
+    masks = garden.table.masks()
     legal = {op for op in LifecycleOp if bool(masks.op[0, op])}
     assert legal >= {LifecycleOp.ADVANCE, LifecycleOp.SET_ALPHA_TARGET}
     assert LifecycleOp.GERMINATE not in legal, "the only slot is taken"
@@ -195,7 +195,7 @@ def test_it_is_at_full_amplitude_at_once_and_lives_on_as_others() -> None:
     assert not garden.fossilize(slot)
     with torch.no_grad():
         next(garden.slot_parameters(slot)).add_(0.1)
-    garden.record_contributions(evaluate_contributions(garden, evaluate_text))
+    record_contributions(garden, evaluate_contributions(garden, evaluate_text))
     assert garden.fossilize(slot)
     assert garden.seedbed[0].mode == SlotMode.REPLACE
 
@@ -313,7 +313,7 @@ def test_limits_and_counts_know_what_it_costs() -> None:
     assert garden.count_parameters() == before + size
     plain = Garden(deepened(garden.model, "stage1", 1), ["head"], IMAGES)
     assert garden.count_flops() - work == plain.host_flops - work
-    gate = int(garden.costs().gate_params[0])
+    gate = int(garden.costs().seeds.gate_params[0, 0])
     choice = BLUEPRINTS.get(KIN).id
     for limit, fits in ((before + size + gate, True), (before + size + gate - 1, False)):
         limited, _ = make("cnn", max_parameters=limit)
@@ -421,7 +421,7 @@ def test_a_block_that_cannot_be_copied_is_not_offered_and_says_why(
     before = {name: value.clone() for name, value in model.state_dict().items()}
     garden = Garden(model, [slot], example)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert not bool(garden.fits()[0, 0, BLUEPRINTS.get(KIN).id])
+    assert not bool(garden.table.fits()[0, 0, BLUEPRINTS.get(KIN).id])
     result = garden.germinate(slot, KIN)
     assert not result
     assert result.reason.startswith(f"GERMINATE at {slot}: no copy of '{slot}' can grow there: ")
@@ -429,7 +429,7 @@ def test_a_block_that_cannot_be_copied_is_not_offered_and_says_why(
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(result.reason)
     # Another seed can.
-    assert garden.fits()[0, 0].any()
+    assert garden.table.fits()[0, 0].any()
 
 
 def test_a_cache_that_comes_later_is_refused_too() -> None:

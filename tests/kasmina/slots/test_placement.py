@@ -131,7 +131,7 @@ def test_topology_and_width_come_from_one_batch(
     layer: nn.Module, x: Tensor, axes: str | None, topology: str, channels: int
 ) -> None:
     garden = Garden(nn.Sequential(layer), ["0"], x, axes=axes)
-    assert (garden.slots["0"].topology, garden.slots["0"].channels) == (topology, channels)
+    assert (garden.seedbed[0].topology, garden.seedbed[0].channels) == (topology, channels)
 
 
 def test_slots_may_have_names_of_their_own_and_keep_their_order() -> None:

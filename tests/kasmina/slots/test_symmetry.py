@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_by_id, register_blueprint
-from esper.kasmina.garden import Garden
-from esper.kasmina.loading import load_garden
+from esper.kasmina.garden import Garden, load_garden
 from esper.kasmina.slots.placement import place_slots
 from esper.kasmina.slots.selftest import check_slots
 from esper.leyline.slots import Topology
@@ -182,7 +181,9 @@ def test_the_symmetry_of_a_host_is_found(
 
 def offered(garden: Garden, slot: str) -> list[str]:
     index = garden.slot_names.index(slot)
-    return [blueprint_by_id(i).name for i in garden.fits()[0, index].nonzero().flatten().tolist()]
+    return [
+        blueprint_by_id(i).name for i in garden.table.fits()[0, index].nonzero().flatten().tolist()
+    ]
 
 
 def grown(model: nn.Module, slot: str, example: Any, blueprint: str, axes: str = "BTC") -> Garden:

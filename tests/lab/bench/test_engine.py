@@ -57,7 +57,7 @@ def test_about_half_of_the_slots_are_grown_with_everything_there_is() -> None:
             SeedStage.TRAINING,
         }
         assert set(state.blueprint[grown].tolist()) == set(
-            group.fits[0, 0].nonzero().flatten().tolist()
+            group.table.fits()[0, 0].nonzero().flatten().tolist()
         )
         assert set(state.algorithm[grown].tolist()) == {0, 1, 2}
         assert bool((state.params[grown] > 0).all())
@@ -80,11 +80,11 @@ def test_operations_of_a_step_are_those_of_its_passes() -> None:
     case = Case(task="digits", strategy="sequential", rows=1)
     with populations(grown_population(task, random_data(task), case, "cpu")) as (population,):
         (group,) = population.groups
-        group.assume(group.state.clear(torch.ones_like(group.state.occupied)))
+        group.start(group.state.clear(torch.ones_like(group.state.occupied)))
         # A convolution of k x k from a to b channels on n x n: 2 k^2 a b n^2 operations.
         host = 2 * 9 * (1 * 4 * 64 + 4 * 8 * 16 + 8 * 8 * 4) + 2 * 8 * 10
         assert step_flops(group, 100) == host * (3 * 1024 + 100)
-        group.assume(half_grown(group))
+        group.start(half_grown(group))
         plan = plan_ablations(participating(group.state)[0].tolist())
         assert step_flops(group, 100) > host * (3 * 1024 + 100 * len(plan))
 

@@ -435,7 +435,7 @@ def test_views_of_rows_give_the_masks_of_rows() -> None:
     with populations(make_population(rows=3)) as (population,):
         population.reset()
         do(population, germinate("norm", 1))
-        views = [group.view() for group in population.groups]
+        views = [group.table.view() for group in population.groups]
         rules = population.config.lifecycle.effective_rules
         merged = build_masks(merge_views(views, 3, torch.arange(3)), rules)
         for row, view in enumerate(views):

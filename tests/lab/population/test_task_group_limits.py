@@ -134,7 +134,7 @@ def flops_now(population: Population, row: int) -> int:
     group, place = population.locate(row)
     task = population.tasks[population.task_of_row[row]]
     garden = Garden(task.build_host(0), task.slot_paths, task.example_input(1))
-    garden.assume(group.state.select([place]))
+    garden.sync(group.state.select([place]))
     for slot in garden.seedbed:
         # Whatever a seed's stage is, it counts as it will when it is blended.
         slot.mode = 2 if slot.seed is not None else 0

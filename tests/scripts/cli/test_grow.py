@@ -18,7 +18,7 @@ import yaml
 from esper.growth import grow as growing
 from esper.growth.recorded import RecordedGrowth
 from esper.growth.run import GrowthLoop
-from esper.kasmina.loading import load_garden
+from esper.kasmina.garden import load_garden
 from esper.lab.tasks import get_task
 from esper.lab.tasks.request import GrowSettings
 from esper.leyline.records import EpochRecord

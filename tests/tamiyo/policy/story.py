@@ -14,6 +14,7 @@ from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch
 from esper.kasmina.signals import (
     TrackerConfig,
     read_signals,
+    row_facts,
     start_tracking,
     track_epoch,
     unknown_rates,
@@ -25,7 +26,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.slots import NUM_BLUEPRINTS, SlotConfig
 from esper.tamiyo.controllers.registry import WAIT, Choice, pack_choices
 from esper.tamiyo.policy.features import FEATURE_NAMES, batch_obs_to_features
-from tests.kasmina.gardens import plain_facts
+from tests.kasmina.gardens import plain_table
 
 SLOTS = 3
 HOST_PARAMS = 1_000
@@ -107,11 +108,9 @@ class Story:
             return torch.tensor([value])
 
         return read_signals(
-            self.state,
+            plain_table(self.state, HOST_PARAMS),
             self.tracker,
-            plain_facts(1, SLOTS, horizon=self.horizon, budget=BUDGET),
-            enabled=torch.ones(1, SLOTS, dtype=torch.bool),
-            host_params=one(HOST_PARAMS),
+            row_facts(1, horizon=self.horizon, budget=BUDGET),
             train_loss=torch.tensor([math.nan]),
             rates=unknown_rates,
             last_op=one(self.last_op),

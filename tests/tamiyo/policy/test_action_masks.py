@@ -9,7 +9,13 @@ from torch import Tensor
 
 from esper.kasmina.garden import Garden
 from esper.kasmina.lifecycle import LifecycleConfig, Outcome, check_command
-from esper.kasmina.signals import TrackerConfig, read_signals, start_tracking, unknown_rates
+from esper.kasmina.signals import (
+    TrackerConfig,
+    read_signals,
+    row_facts,
+    start_tracking,
+    unknown_rates,
+)
 from esper.lab.imagined import ImaginedHosts
 from esper.leyline.actions import (
     CAUSAL_HEADS,
@@ -35,7 +41,8 @@ from esper.tamiyo.policy.action_masks import (
     heads_mask,
 )
 from esper.testing.controllers import random_signals
-from tests.kasmina.gardens import measure, plain_facts, same_state, stack_garden
+from tests.kasmina.gardens import measure, plain_table, same_state, stack_garden
+from tests.plots import carry_out, record_epoch
 
 OP, SLOT, BLUEPRINT = (HEAD_NAMES.index(head) for head in ("op", "slot", "blueprint"))
 
@@ -51,17 +58,13 @@ def one_choice(mask: Tensor) -> Tensor:
 
 
 def garden_signals(garden: Garden) -> Signals:
-    slots = len(garden.slot_names)
-
     def one(value: int) -> Tensor:
         return torch.tensor([value])
 
     return read_signals(
-        garden.state,
+        plain_table(garden.state),
         start_tracking(1, TrackerConfig()),
-        plain_facts(1, slots),
-        enabled=torch.ones(1, slots, dtype=torch.bool),
-        host_params=one(100),
+        row_facts(1, horizon=60, budget=500),
         train_loss=torch.tensor([math.nan]),
         rates=unknown_rates,
         last_op=one(0),
@@ -73,7 +76,7 @@ def garden_signals(garden: Garden) -> Signals:
 
 def garden_masks(garden: Garden) -> Masks:
     rules = garden.config.lifecycle.effective_rules
-    return compute_action_masks(garden_signals(garden), garden.fits(), rules)
+    return compute_action_masks(garden_signals(garden), garden.table.fits(), rules)
 
 
 def same_masks(one: Masks, other: Masks) -> bool:
@@ -123,18 +126,18 @@ def test_masks_and_execution_agree_in_every_state_a_garden_reaches(seed: int) ->
     reached = set()
     for _ in range(150):
         masks = garden_masks(garden)
-        assert same_masks(masks, garden.masks())
+        assert same_masks(masks, garden.table.masks())
         actions = random_action(masks, generator)
         op, slot, blueprint = (int(actions[head]) for head in ("op", "slot", "blueprint"))
         before = garden.state
-        result = garden.act(actions)
+        result = carry_out(garden, actions)
         legal = legal_by_masks(masks, op, slot, blueprint)
         assert (result.outcome is not Outcome.ILLEGAL) == legal, result.reason
         if result.outcome is not Outcome.DONE:
             assert same_state(before, garden.state)
         outcomes[result.outcome] += 1
         garden.tick()
-        garden.record_epoch(50.0)
+        record_epoch(garden, 50.0)
         for name, view in garden.slots.items():
             reached.add(view.stage)
             if view.stage in (SeedStage.BLENDING, SeedStage.HOLDING) and view.alpha > 0:

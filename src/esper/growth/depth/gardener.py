@@ -185,7 +185,7 @@ class DepthGardener(Gardener):
                 load_weights(weights, network, listed(self.depth.awake))
         self.first_awake = self.depth.awake
         # What a first bad epoch goes back to has these weights, too.
-        self._group.assume(self.garden.state)
+        self._group.start()
         return optimizer
 
     # -- in the training loop ----------------------------------------------------------------------

@@ -24,7 +24,7 @@ from esper.kasmina.slots.probe import (
     shrinking_axes,
 )
 from esper.kasmina.slots.symmetry import find_symmetries
-from esper.leyline.errors import SlotError, instead, warn
+from esper.leyline.errors import SlotError, UsageError, instead, warn
 from esper.leyline.records import Plain
 from esper.leyline.slots import AXES, RANKS, Axes, AxesName, Symmetry, Topology, parse_axes
 
@@ -280,6 +280,11 @@ class Placed(Plain):
     uncounted: str = ""
     """Operators that multiply but could not be counted, and where; `host_flops` is without them."""
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is known how many operations the model's forward pass has."""
+        return self.host_flops > 0 and not self.uncounted
+
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> Placed:
         """Rebuild what `to_mapping` returned."""
@@ -342,6 +347,8 @@ def place_slots(
     model: nn.Module, slots: SlotNames, example: Any, axes: DeclaredAxes | None = None
 ) -> Placed:
     """Run the example and return what each slot's submodule puts out, and what its axes are."""
+    if example is None:
+        raise UsageError("give one batch as example_input: it tells what flows at the slots")
     paths = slot_paths(slots, model)
     modules = {path: _find(model, path) for path in paths.values()}
     with counting(model) as count:

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint_by_id, withheld
-from esper.kasmina.garden import Garden
+from esper.kasmina.garden import Garden, load_garden
 from esper.kasmina.lifecycle import LifecycleConfig
-from esper.kasmina.loading import load_garden
 from esper.kasmina.operations import GardenConfig
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames
 from esper.kasmina.slots.probe import (
@@ -97,7 +96,7 @@ def check_slots(
 def _check(model: nn.Module, plain: Garden, name: str, example: Any) -> SlotCheck:
     garden = copy.deepcopy(plain).eval()
     index = garden.slot_names.index(name)
-    choices = garden.fits()[0, index].nonzero().flatten().tolist()
+    choices = garden.table.fits()[0, index].nonzero().flatten().tolist()
     fitting = [blueprint_by_id(choice).name for choice in choices]
     chosen = next((one for one in (*_MIXING, *fitting) if one in fitting), "")
     problem: str | None = None
@@ -112,7 +111,7 @@ def _check(model: nn.Module, plain: Garden, name: str, example: Any) -> SlotChec
     except Exception as error:
         problem = f"{type(error).__name__}: {reason_of(error)[:300]}"
     view = garden.slots[name]
-    left_out = withheld(view.topology, view.symmetry)
+    left_out = withheld(garden.seedbed[index].topology, view.symmetry)
     return SlotCheck(name, view.axes, view.symmetry, chosen, view.parameters, problem, left_out)
 
 

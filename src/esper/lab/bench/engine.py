@@ -239,14 +239,14 @@ def grown_population(task: Task, data: TaskData, case: Case, device: str = "auto
     )
     population.build()
     for group in population.groups:
-        group.assume(half_grown(group) if case.has_seeds else group.state)
+        group.start(half_grown(group) if case.has_seeds else None)
     return population
 
 
 def half_grown(group: TaskGroup) -> SlotState:
     """Return the group's state with seeds in about half of its slots, drawn for every row."""
     stages = (SeedStage.BLENDING, SeedStage.BLENDING, SeedStage.FOSSILIZED, SeedStage.TRAINING)
-    shape = group.state.stage.shape
+    shape, fits = group.state.stage.shape, group.table.fits()
     chosen = torch.zeros(shape, dtype=torch.bool)
     stage, blueprint, algorithm = (torch.zeros(shape, dtype=torch.int64) for _ in range(3))
     for row, key in enumerate(group.keys):
@@ -258,7 +258,7 @@ def half_grown(group: TaskGroup) -> SlotState:
         for slot in range(shape[1]):
             chosen[row, slot] = bool(draw([0, 1]))
             stage[row, slot] = draw(stages)
-            blueprint[row, slot] = draw(group.fits[row, slot].nonzero().flatten().tolist())
+            blueprint[row, slot] = draw(fits[row, slot].nonzero().flatten().tolist())
             algorithm[row, slot] = draw(list(AlphaAlgorithm))
     alpha = torch.where(stage == int(SeedStage.TRAINING), 0.0, 0.5).double()
     return group.state.where(

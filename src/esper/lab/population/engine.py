@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.engine import EvaluatedEngine
+from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.row_group import RowConfig
 from esper.kasmina.seedbed import TrainingMode
 from esper.kasmina.training import ObjectiveName, OptimizerName
@@ -78,6 +79,7 @@ Strategy = Literal["auto", "sequential", "stacked", "workers"]
 class PopulationConfig(RowConfig):
     """Settings shared by all rows."""
 
+    lifecycle: LifecycleConfig = option(LifecycleConfig, "The life of a seed.")
     training_mode: TrainingMode = option(
         "straight_through", "How a seed in TRAINING learns while the host is left alone."
     )

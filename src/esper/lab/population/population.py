@@ -176,7 +176,7 @@ class Population(PopulationRows):
         self._is_midway = True
         for group in self._groups:
             with self._memory_of(group):
-                group.assume(group.state)
+                group.start()
         return self._live()
 
     def build(self) -> None:
@@ -218,7 +218,7 @@ class Population(PopulationRows):
     def view(self) -> RuleView:
         """Return what legality depends on, for all rows."""
         self._need_rows()
-        parts = [group.view() for group in self._groups]
+        parts = [group.table.view() for group in self._groups]
         return merge_views(parts, self.num_slots, self._order())
 
     def results_on(self, split: Split) -> tuple[Tensor, Tensor]:

@@ -82,9 +82,8 @@ class SequentialEngine:
 
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
-        for row, garden in enumerate(self._gardens):
-            garden.assume(state.select([row]))
-        return torch.cat([garden.state.params for garden in self._gardens])
+        gardens = enumerate(self._gardens)
+        return torch.cat([garden.sync(state.select([row])) for row, garden in gardens])
 
     def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
         """Train one epoch of every row that is not at rest, one row after another."""

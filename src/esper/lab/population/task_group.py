@@ -5,22 +5,23 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_kinds, drawn_names
-from esper.kasmina.costs import NOT_FOR_THE_SLOT, slot_costs
+from esper.kasmina.costs import NOT_FOR_THE_SLOT, RowCosts, row_costs, slot_costs
 from esper.kasmina.row_group import RowGroup, measure_by_ablation
 from esper.kasmina.signals import RateTable, RowFacts, row_facts
+from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.training import rate_factor
 from esper.lab.population.engine import (
     Condition,
     PopulationConfig,
     PopulationEngine,
     Roster,
-    SlotSpec,
     StackKey,
 )
 from esper.lab.tasks.splits import Split
@@ -106,7 +107,8 @@ class TaskGroup(RowGroup):
             keys,
             config,
             measure=lambda members, which: measure_by_ablation(self.engine, members, which),
-            facts=condition_facts(conditions, engine.slots),
+            table=SlotTable(condition_costs(conditions, engine), config.lifecycle),
+            facts=condition_facts(conditions),
             rates=condition_rates(conditions),
             rests_at_horizon=True,
         )
@@ -114,25 +116,36 @@ class TaskGroup(RowGroup):
         self.conditions = list(conditions)
 
 
-def condition_facts(conditions: Sequence[Condition], slots: Sequence[SlotSpec]) -> RowFacts:
-    """Return what is known beforehand of rows of one architecture under these conditions."""
+def _each(conditions: Sequence[Condition], value: Callable[[Condition], float]) -> Tensor:
+    """Return [R]: what is to be said of the condition of every row; of each it is asked once."""
+    known = {id(condition): value(condition) for condition in conditions}
+    return torch.tensor([known[id(condition)] for condition in conditions])
 
-    def each(value: Callable[[Condition], float]) -> Tensor:
-        known = {id(condition): value(condition) for condition in conditions}
-        return torch.tensor([known[id(condition)] for condition in conditions])
 
+def condition_costs(conditions: Sequence[Condition], engine: PopulationEngine) -> RowCosts:
+    """Return what rows of one architecture cost, and how far they may grow."""
+    each = partial(_each, conditions)
+    return row_costs(
+        len(conditions),
+        slot_costs(engine.slots, drawn_names()),
+        host_params=engine.host_params,
+        host_flops=conditions[0].task.host_flops,
+        param_limit=each(lambda c: c.task.param_limit),
+        flop_limit=each(lambda c: c.task.flop_limit),
+    )
+
+
+def condition_facts(conditions: Sequence[Condition]) -> RowFacts:
+    """Return what is known beforehand of rows under these conditions."""
+    each = partial(_each, conditions)
     return row_facts(
         len(conditions),
-        slot_costs(slots, drawn_names()),
         horizon=each(lambda c: c.horizon),
         budget=each(lambda c: c.task.config.param_budget),
         chance_loss=each(lambda c: c.task.config.baseline_loss),
         train_samples=each(lambda c: c.data.size("train")),
         samples_per_epoch=each(lambda c: c.data.samples_per_step),
         num_classes=each(lambda c: c.task.config.num_classes or 0),
-        host_flops=conditions[0].task.host_flops,
-        param_limit=each(lambda c: c.task.param_limit),
-        flop_limit=each(lambda c: c.task.flop_limit),
     )
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, register_blueprint
-from esper.kasmina.garden import Garden
-from esper.kasmina.loading import load_garden
+from esper.kasmina.garden import Garden, load_garden
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.stages import SeedStage
@@ -28,6 +27,7 @@ from tests.kasmina.gardens import (
     stack_garden,
     stir,
 )
+from tests.plots import record_epoch
 
 X = torch.randn(5, 4)
 
@@ -36,7 +36,7 @@ import os
 import sys
 import torch
 from torch.nn import functional as F
-from esper.kasmina.loading import load_garden
+from esper.kasmina.garden import load_garden
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.utils.storage import load_tree, save_tree
 from tests.kasmina.gardens import Residual
@@ -123,7 +123,7 @@ def test_every_stage_survives(tmp_path: Path, stage: SeedStage, style: str) -> N
     garden = stack_garden()
     bring(garden, "b", stage, style=style)
     stir(garden, "b")
-    garden.record_epoch(12.0)
+    record_epoch(garden, 12.0)
     garden.save(tmp_path / "g")
     loaded = load_garden(tmp_path / "g", model=Stack())
     assert torch.equal(loaded(X), garden(X))
