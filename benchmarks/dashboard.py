@@ -168,7 +168,7 @@ def write_on(folder: Path, seconds: float) -> tuple[int, str]:
     A store that could not be written to, because somebody held it, would end this with an error.
     """
     from esper.nissa import RunRow, open_store, query_run
-    from esper.nissa.schema import RoundRow
+    from esper.nissa.schema_runs import RoundRow
 
     store = open_store(folder, RunRow(kind="train", rounds=1000), sinks=())
     until, number = time.monotonic() + seconds, 0

@@ -20,7 +20,8 @@ from esper.growth.grown import Grown
 from esper.growth.request import GrowthConfig
 from esper.kasmina.garden import load_garden
 from esper.leyline.errors import UsageError
-from esper.leyline.records import EpochRecord, epoch_line
+from esper.leyline.reasons import epoch_line
+from esper.leyline.records import EpochRecord
 from tests.nissa.report.runs import make_epoch
 from tests.plots import (
     EAGER,

@@ -6,6 +6,14 @@ from typing import Any
 
 import pytest
 
+from esper.leyline.reasons import (
+    decision_line,
+    describe_kept,
+    epoch_line,
+    format_contribution,
+    format_gain,
+    format_score,
+)
 from esper.leyline.records import (
     DecisionRecord,
     EpochRecord,
@@ -16,13 +24,7 @@ from esper.leyline.records import (
     SlotRecord,
     best_by_size,
     copy_fields,
-    decision_line,
-    epoch_line,
     seed_records,
-    told_gain,
-    told_kept,
-    told_score,
-    told_worth,
 )
 
 
@@ -112,10 +114,10 @@ def test_a_summary_survives_json() -> None:
         kept_epoch=40,
         twin_kept_epoch=60,
     )
-    assert told_kept(summary) == "epoch 40 kept, the best validated of 60"
-    assert told_kept(dataclasses.replace(summary, kept_epoch=60)) == "epoch 60 kept, the last"
+    assert describe_kept(summary) == "epoch 40 kept, the best validated of 60"
+    assert describe_kept(dataclasses.replace(summary, kept_epoch=60)) == "epoch 60 kept, the last"
     early = dataclasses.replace(summary, stopped="on_epoch raised StopIteration")
-    assert told_kept(early).endswith("of 60; stopped early: on_epoch raised StopIteration")
+    assert describe_kept(early).endswith("of 60; stopped early: on_epoch raised StopIteration")
     assert RunSummary.from_mapping(json.loads(json.dumps(summary.to_mapping()))) == summary
 
 
@@ -203,12 +205,12 @@ def test_every_size_a_network_had_has_its_best_epoch() -> None:
 
 
 def test_a_loss_is_told_as_a_loss_and_as_finely_as_it_is_small() -> None:
-    assert (told_score(91.919), told_score(-0.00123456)) == ("91.92", "loss 0.001235")
-    assert told_gain(91.0, 90.5) == "+0.50"
-    assert told_gain(-0.0011, -0.0013) == "loss -0.0002"
-    assert told_worth(1.234, 0.5) == "+1.23 ± 0.50"
-    assert told_worth(0.00312, 0.00047) == "+0.0031 ± 0.00047"
-    assert told_worth(0.0) == "+0.00"
+    assert (format_score(91.919), format_score(-0.00123456)) == ("91.92", "loss 0.001235")
+    assert format_gain(91.0, 90.5) == "+0.50"
+    assert format_gain(-0.0011, -0.0013) == "loss -0.0002"
+    assert format_contribution(1.234, 0.5) == "+1.23 ± 0.50"
+    assert format_contribution(0.00312, 0.00047) == "+0.0031 ± 0.00047"
+    assert format_contribution(0.0) == "+0.00"
     of_loss = dataclasses.replace(epoch(1), val_score=-0.0021, val_loss=0.0021, twin_score=-0.0022)
     assert epoch_line(of_loss) == "val loss 0.0021  twin loss 0.0022  100 parameters"
     assert epoch_line(epoch(1)) == "val score 50.00  val loss 1.5000  100 parameters"

@@ -12,14 +12,8 @@ from esper.growth.recorder import EpochRows
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord
 from esper.nissa import RunRow, RunStore, open_run, open_store
 from esper.nissa.columns import TABLES
-from esper.nissa.schema import (
-    ContributionRow,
-    EpisodeRow,
-    RoundRow,
-    StackRow,
-    UpdateHeadRow,
-    UpdateRow,
-)
+from esper.nissa.schema import ContributionRow, StackRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, UpdateHeadRow, UpdateRow
 
 SLOTS = ("r0c0", "r0c1")
 EPOCHS = 30

@@ -11,7 +11,8 @@ import pytest
 from esper.leyline.errors import UsageError
 from esper.nissa import find_runs, open_store
 from esper.nissa.listing import describe_run, describe_store
-from esper.nissa.schema import EpochRow, RoundRow
+from esper.nissa.schema import EpochRow
+from esper.nissa.schema_runs import RoundRow
 from tests.nissa.telling import EPOCHS, kill, run_row, tell
 
 

@@ -12,7 +12,8 @@ from esper.leyline.errors import UnknownNameError, UsageError
 from esper.nissa import StoreError, open_run, open_store
 from esper.nissa.columns import TABLES
 from esper.nissa.reader import frame_library
-from esper.nissa.schema import EpochRow, RunRow
+from esper.nissa.schema import EpochRow
+from esper.nissa.schema_runs import RunRow
 from tests.nissa.telling import EPOCHS, tell
 
 

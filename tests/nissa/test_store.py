@@ -17,15 +17,12 @@ from esper.nissa.schema import (
     AlarmRow,
     ContributionRow,
     DecisionRow,
-    EpisodeRow,
     EpochRow,
     EventRow,
-    RoundRow,
     SeedRow,
     StageRow,
-    UpdateHeadRow,
-    UpdateRow,
 )
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, UpdateHeadRow, UpdateRow
 from tests.nissa.telling import hold_lock, run_row
 
 

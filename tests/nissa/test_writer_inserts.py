@@ -8,7 +8,8 @@ import pytest
 from esper.nissa import open_store
 from esper.nissa.columns import TABLES
 from esper.nissa.database import StoreError, connect_reader
-from esper.nissa.schema import ContributionRow, EpochRow, EventRow, UpdateRow
+from esper.nissa.schema import ContributionRow, EpochRow, EventRow
+from esper.nissa.schema_runs import UpdateRow
 from esper.nissa.writer import (
     Columns,
     decode,

@@ -28,8 +28,8 @@ from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, warn
-from esper.leyline.reasons import why_not_learned
-from esper.leyline.records import EpochRecord, decision_line, epoch_line
+from esper.leyline.reasons import decision_line, epoch_line, why_not_learned
+from esper.leyline.records import EpochRecord
 from esper.nissa.folder import RunFolder, Which
 from esper.nissa.recorded import Stopped, stop_signals
 from esper.nissa.sinks import Sink

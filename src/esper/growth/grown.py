@@ -30,17 +30,8 @@ from esper.kasmina.slots.probe import (
 )
 from esper.leyline.config import Config
 from esper.leyline.errors import UsageError
-from esper.leyline.reasons import why_not_grown
-from esper.leyline.records import (
-    EpochRecord,
-    ModuleRecord,
-    RunSummary,
-    SizeRecord,
-    best_by_size,
-    is_loss,
-    told_score,
-    told_stacks,
-)
+from esper.leyline.reasons import format_score, format_stacks, is_loss, why_not_grown
+from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary, SizeRecord, best_by_size
 from esper.nissa.report import growth_picture, render_report, write_report
 from esper.utils.files import atomic_write_bytes
 from esper.utils.process import grouped, software_versions
@@ -378,8 +369,8 @@ class Grown:
         split, score, twin = ("test", summary.test_score, summary.twin_test_score)
         if score is None:
             split, score, twin = ("val", summary.val_score, summary.twin_val_score)
-        told = f"{split} {'' if is_loss(score) else 'score '}{told_score(score)}"
-        return told if twin is None else f"{told} (twin {told_score(twin)})"
+        told = f"{split} {'' if is_loss(score) else 'score '}{format_score(score)}"
+        return told if twin is None else f"{told} (twin {format_score(twin)})"
 
     def _told_epoch(self) -> str:
         return f"epoch {self.summary.kept_epoch} of {self.summary.epochs}"
@@ -461,7 +452,8 @@ class Deepened(Grown):
             cost += f" ({spent / whole:.0%} of the static network's)"
         size = _change(summary.parameters_before, summary.parameters_after)
         return (
-            f"Deepened({summary.task}: {self._told_score()}, {told_stacks(summary.stacks)} awake, "
+            f"Deepened({summary.task}: {self._told_score()}, "
+            f"{format_stacks(summary.stacks)} awake, "
             f"{size} parameters, {cost}, {summary.seconds:.0f} s, {self._told_epoch()})"
         )
 

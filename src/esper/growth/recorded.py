@@ -30,7 +30,8 @@ from esper.growth.request import STARTED_BY, GrowRequest
 from esper.growth.run import GrowthLoop
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.leyline.errors import UsageError
-from esper.leyline.records import EpochRecord, epoch_line, told_kept
+from esper.leyline.reasons import describe_kept, epoch_line
+from esper.leyline.records import EpochRecord
 from esper.nissa.database import STORE_FILE
 from esper.nissa.folder import GROWING, Checkpoints, RunFolder, Which, Write, resume_command
 from esper.nissa.recorded import RecordedRun, RunInputs
@@ -140,7 +141,7 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
         self.store.check_in_place()
         path = self.folder.path
         grown = dataclasses.replace(self.growth.finish(), folder=path)
-        self.folder.log(f"result: {told_kept(grown.summary)}")
+        self.folder.log(f"result: {describe_kept(grown.summary)}")
         grown.save(path / GROWN)
         record_end(self.store, grown)
         report = report_run(path)

@@ -30,11 +30,11 @@ from esper.nissa.schema import (
     EpochRow,
     EventKind,
     EventRow,
-    RunRow,
     SeedRow,
     StackRow,
     StageRow,
 )
+from esper.nissa.schema_runs import RunRow
 from esper.nissa.store import RunStore
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.utils.process import gpu_memory_share, resident_bytes, software_versions

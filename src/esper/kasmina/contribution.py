@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.state import SlotState
-from esper.leyline.records import told_worth
+from esper.leyline.reasons import format_contribution
 from esper.leyline.stages import SeedStage
 from esper.utils.randomness import Later, to_device, to_host
 
@@ -68,7 +68,7 @@ class Estimate:
     se: float
 
     def __str__(self) -> str:
-        return told_worth(self.value, self.se)
+        return format_contribution(self.value, self.se)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

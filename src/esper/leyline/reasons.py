@@ -1,4 +1,4 @@
-"""Why a controller waits or prunes, in words, and the story of a run in which not all went well.
+"""A run in words: why a controller waits or prunes, what went wrong, records and figures.
 
 A decision's reason begins with one of these, so that a run's reasons can be counted.
 """
@@ -12,14 +12,16 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from esper.leyline.records import (
+    DEEPEN,
+    DecisionRecord,
     EpochRecord,
+    RunSummary,
     SeedRecord,
     SlotRecord,
-    is_loss,
+    StackRecord,
     kept_record,
     seeds_at_end,
     stacks_at_end,
-    told_stacks,
 )
 from esper.leyline.stages import SeedStage
 
@@ -156,11 +158,11 @@ def _why_not_deep(history: Sequence[EpochRecord], kept_epoch: int | None, stoppe
     """Return why the network that is kept has fewer blocks than were to wake; empty otherwise."""
     last = history[-1].epoch
     stacks, at_end = stacks_at_end(history, kept_epoch), stacks_at_end(history)
-    now = told_stacks(stacks)
+    now = format_stacks(stacks)
     if stacks != at_end:
         return (
             f"The best validation score is that of epoch {kept_epoch}, with {now} awake; "
-            f"keep='last' returns the network of epoch {last}, with {told_stacks(at_end)}."
+            f"keep='last' returns the network of epoch {last}, with {format_stacks(at_end)}."
         )
     refused = [
         each
@@ -309,3 +311,77 @@ def _advice(history: Sequence[EpochRecord]) -> str | None:
 
 def _named(seed: SeedRecord) -> str:
     return f"A {seed.blueprint} at {seed.slot}"
+
+
+# ---- Records and figures in words
+
+
+def epoch_line(record: EpochRecord) -> str:
+    """Return an epoch's metrics in one line; where the score is the loss, that is said once."""
+    is_of_loss = is_loss(record.val_score)
+    parts = [] if is_of_loss else [f"val score {record.val_score:.2f}"]
+    parts.append(f"val loss {record.val_loss:{'.4g' if is_of_loss else '.4f'}}")
+    if record.twin_score is not None:
+        parts.append(f"twin {format_score(record.twin_score)}")
+    if record.train_loss is not None:
+        parts.append(f"train loss {record.train_loss:.4f}")
+    if record.depth is not None:
+        parts.append(format_stacks(record.depth.stacks))
+    parts.append(f"{record.parameters:,} parameters")
+    return "  ".join(parts)
+
+
+def format_stacks(stacks: Sequence[StackRecord]) -> str:
+    """Return how many blocks are awake, stack by stack where that differs, in a few words."""
+    told = dict.fromkeys(f"{stack.awake} of {stack.blocks}" for stack in stacks)
+    if len(told) > 1:
+        told = dict.fromkeys(f"{one.name} {one.awake} of {one.blocks}" for one in stacks)
+    return f"{', '.join(told)} blocks"
+
+
+def decision_line(epoch: int, decision: DecisionRecord) -> str:
+    """Return a decision in one line."""
+    words = [f"epoch {epoch}: {decision.op}"]
+    words += [word for word in (decision.slot, decision.blueprint) if word]
+    if decision.op == DEEPEN or decision.outcome != "done":
+        words.append(f"({decision.reason or decision.outcome})")
+    return " ".join(words)
+
+
+def round_number(index: int) -> int:
+    """Return a round as people count it, from 1, like epochs; a store has its index, from 0."""
+    return index + 1
+
+
+def is_loss(score: float) -> bool:
+    """Return whether a score is a loss with its sign turned, and not an accuracy in points."""
+    return score < 0
+
+
+def format_score(score: float) -> str:
+    """Return a score as people say it: in points, or as the loss it is the negative of."""
+    return f"loss {-score:.4g}" if is_loss(score) else f"{score:.2f}"
+
+
+def format_contribution(value: float, se: float | None = None) -> str:
+    """Return a contribution with its standard error; losses may be far smaller than points."""
+
+    def figures(number: float, sign: str = "") -> str:
+        return f"{number:{sign}.2f}" if abs(number) >= 0.01 or not number else f"{number:{sign}.2g}"
+
+    return figures(value, "+") + ("" if se is None else f" ± {figures(se)}")
+
+
+def format_gain(score: float, twin: float) -> str:
+    """Return how far a score is above the twin's, in points, or as a change of the loss."""
+    if is_loss(score) or is_loss(twin):
+        return f"loss {twin - score:+.4g}"
+    return f"{score - twin:+.2f}"
+
+
+def describe_kept(summary: RunSummary) -> str:
+    """Return in words which epoch's network is the result."""
+    kept, done = summary.kept_epoch, summary.epochs
+    which = "the last" if kept == done else f"the best validated of {done}"
+    told = f"epoch {kept} kept, {which}"
+    return f"{told}; stopped early: {summary.stopped}" if summary.stopped else told

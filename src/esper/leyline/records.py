@@ -404,14 +404,6 @@ def stacks_at_end(
     return () if depth is None else depth.stacks
 
 
-def told_kept(summary: RunSummary) -> str:
-    """Return in words which epoch's network is the result."""
-    kept, done = summary.kept_epoch, summary.epochs
-    which = "the last" if kept == done else f"the best validated of {done}"
-    told = f"epoch {kept} kept, {which}"
-    return f"{told}; stopped early: {summary.stopped}" if summary.stopped else told
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeRecord:
     """The best that a network was at one of its sizes."""
@@ -474,69 +466,6 @@ class ModuleRecord(Plain):
             shape=None if shape is None else tuple(int(size) for size in shape),
             slots=tuple(str(slot) for slot in data["slots"]),
         )
-
-
-def epoch_line(record: EpochRecord) -> str:
-    """Return an epoch's metrics in one line; where the score is the loss, that is said once."""
-    is_of_loss = is_loss(record.val_score)
-    parts = [] if is_of_loss else [f"val score {record.val_score:.2f}"]
-    parts.append(f"val loss {record.val_loss:{'.4g' if is_of_loss else '.4f'}}")
-    if record.twin_score is not None:
-        parts.append(f"twin {told_score(record.twin_score)}")
-    if record.train_loss is not None:
-        parts.append(f"train loss {record.train_loss:.4f}")
-    if record.depth is not None:
-        parts.append(told_stacks(record.depth.stacks))
-    parts.append(f"{record.parameters:,} parameters")
-    return "  ".join(parts)
-
-
-def told_stacks(stacks: Sequence[StackRecord]) -> str:
-    """Return how many blocks are awake, stack by stack where that differs, in a few words."""
-    told = dict.fromkeys(f"{stack.awake} of {stack.blocks}" for stack in stacks)
-    if len(told) > 1:
-        told = dict.fromkeys(f"{one.name} {one.awake} of {one.blocks}" for one in stacks)
-    return f"{', '.join(told)} blocks"
-
-
-def decision_line(epoch: int, decision: DecisionRecord) -> str:
-    """Return a decision in one line."""
-    words = [f"epoch {epoch}: {decision.op}"]
-    words += [word for word in (decision.slot, decision.blueprint) if word]
-    if decision.op == DEEPEN or decision.outcome != "done":
-        words.append(f"({decision.reason or decision.outcome})")
-    return " ".join(words)
-
-
-def told_round(index: int) -> int:
-    """Return a round as people count it, from 1, like epochs; a store has its index, from 0."""
-    return index + 1
-
-
-def is_loss(score: float) -> bool:
-    """Return whether a score is a loss with its sign turned, and not an accuracy in points."""
-    return score < 0
-
-
-def told_score(score: float) -> str:
-    """Return a score as people say it: in points, or as the loss it is the negative of."""
-    return f"loss {-score:.4g}" if is_loss(score) else f"{score:.2f}"
-
-
-def told_worth(value: float, se: float | None = None) -> str:
-    """Return a contribution with its standard error; losses may be far smaller than points."""
-
-    def figures(number: float, sign: str = "") -> str:
-        return f"{number:{sign}.2f}" if abs(number) >= 0.01 or not number else f"{number:{sign}.2g}"
-
-    return figures(value, "+") + ("" if se is None else f" ± {figures(se)}")
-
-
-def told_gain(score: float, twin: float) -> str:
-    """Return how far a score is above the twin's, in points, or as a change of the loss."""
-    if is_loss(score) or is_loss(twin):
-        return f"loss {twin - score:+.4g}"
-    return f"{score - twin:+.2f}"
 
 
 def decisions_of(history: Sequence[EpochRecord]) -> list[tuple[int, DecisionRecord]]:

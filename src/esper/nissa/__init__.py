@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from esper.nissa.listing import find_runs
     from esper.nissa.query import query_run
     from esper.nissa.reader import open_run, read_history
-    from esper.nissa.schema import EventKind, RunRow
+    from esper.nissa.schema import EventKind
+    from esper.nissa.schema_runs import RunRow
     from esper.nissa.sinks import register_sink
     from esper.nissa.store import RunStore, open_store
 
@@ -41,7 +42,8 @@ _HOMES = {
     ),
     "esper.nissa.listing": ("find_runs",),
     "esper.nissa.query": ("query_run",),
-    "esper.nissa.schema": ("EventKind", "RunRow"),
+    "esper.nissa.schema": ("EventKind",),
+    "esper.nissa.schema_runs": ("RunRow",),
     "esper.nissa.sinks": ("register_sink",),
     "esper.nissa.store": ("RunStore", "open_store"),
 }

@@ -29,7 +29,7 @@ from esper.nissa.database import (
     unanswered,
 )
 from esper.nissa.query import restrict
-from esper.nissa.schema import RunRow
+from esper.nissa.schema_runs import RunRow
 from esper.nissa.writer import encode, insert_rows, read_records
 from esper.utils.files import is_locked
 from esper.utils.settings import read_document

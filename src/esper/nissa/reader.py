@@ -38,7 +38,8 @@ from esper.nissa.database import (
 )
 from esper.nissa.listing import RunEntry, describe_store
 from esper.nissa.query import TIMEOUT_S, QueryResult, ask_connection, collect, restrict
-from esper.nissa.schema import DecisionRow, EpochRow, RunRow, StackRow, StageRow
+from esper.nissa.schema import DecisionRow, EpochRow, StackRow, StageRow
+from esper.nissa.schema_runs import RunRow
 from esper.nissa.writer import decode
 
 FRAME_LIBRARIES = ("polars", "pandas")

@@ -41,7 +41,8 @@ from esper.nissa.database import (
 )
 from esper.nissa.listing import change_run, commit_watermark, insert_run, read_run, roll_back
 from esper.nissa.monitors import Watch
-from esper.nissa.schema import AlarmRow, EpochRow, EventKind, EventRow, RunRow
+from esper.nissa.schema import AlarmRow, EpochRow, EventKind, EventRow
+from esper.nissa.schema_runs import RunRow
 from esper.nissa.sinks.sink import Sink, SinkContext, SinkPump, make_sink
 from esper.nissa.writer import QUEUE_ROWS, Columns, Records, Writer, WriterStats
 from esper.utils.files import WriterLock

@@ -8,17 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from esper.nissa.columns import TABLES, Row
-from esper.nissa.schema import (
-    AlarmRow,
-    DecisionRow,
-    EpisodeRow,
-    EpochRow,
-    EventRow,
-    RoundRow,
-    RunRow,
-    UpdateHeadRow,
-    UpdateRow,
-)
+from esper.nissa.schema import AlarmRow, DecisionRow, EpochRow, EventRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, RunRow, UpdateHeadRow, UpdateRow
 from esper.nissa.sinks.sink import Sink, SinkContext
 from esper.testing.controllers import require
 

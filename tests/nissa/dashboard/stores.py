@@ -12,15 +12,12 @@ from esper.nissa.schema import (
     AlarmRow,
     ContributionRow,
     DecisionRow,
-    EpisodeRow,
     EpochRow,
-    RoundRow,
     SeedRow,
     StackRow,
     StageRow,
-    UpdateHeadRow,
-    UpdateRow,
 )
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, UpdateHeadRow, UpdateRow
 
 T = TypeVar("T")
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202e'\";--"

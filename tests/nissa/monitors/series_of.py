@@ -8,15 +8,8 @@ from typing import Any
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES
 from esper.nissa.columns import Row
 from esper.nissa.monitors.monitor import MONITORS, Finding, Recent
-from esper.nissa.schema import (
-    EpisodeRow,
-    EpochRow,
-    RoundRow,
-    RunRow,
-    StageRow,
-    UpdateHeadRow,
-    UpdateRow,
-)
+from esper.nissa.schema import EpochRow, StageRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, RunRow, UpdateHeadRow, UpdateRow
 
 ROUNDS = 40
 RUN = RunRow(kind="train", rounds=ROUNDS, rows=64)

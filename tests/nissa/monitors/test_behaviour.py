@@ -12,7 +12,8 @@ from esper.nissa.monitors.behaviour import (
     check_wasted,
     find_stillborn,
 )
-from esper.nissa.schema import EpisodeRow, EpochRow, RunRow
+from esper.nissa.schema import EpochRow
+from esper.nissa.schema_runs import EpisodeRow, RunRow
 from tests.nissa.monitors.series_of import findings, healthy_round, healthy_update, levels
 
 

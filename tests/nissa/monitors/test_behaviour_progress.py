@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from esper.nissa.monitors.behaviour import check_degradation, find_trend, trace_reasons
-from esper.nissa.schema import EpochRow, RunRow
+from esper.nissa.schema import EpochRow
+from esper.nissa.schema_runs import RunRow
 from tests.nissa.monitors.series_of import healthy_epochs, healthy_round, levels
 
 GROWING = RunRow(kind="grow")

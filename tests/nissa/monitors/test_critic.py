@@ -14,7 +14,7 @@ from esper.nissa.monitors.critic import (
     check_value_loss_by_op,
     explained_variance_limit,
 )
-from esper.nissa.schema import RunRow
+from esper.nissa.schema_runs import RunRow
 from tests.nissa.monitors.series_of import ROUNDS, healthy_update, levels
 
 

@@ -20,15 +20,8 @@ from esper.nissa.monitors.monitor import (
     measured,
     smoothed,
 )
-from esper.nissa.schema import (
-    DecisionRow,
-    EpochRow,
-    RoundRow,
-    RunRow,
-    StageRow,
-    UpdateHeadRow,
-    UpdateRow,
-)
+from esper.nissa.schema import DecisionRow, EpochRow, StageRow
+from esper.nissa.schema_runs import RoundRow, RunRow, UpdateHeadRow, UpdateRow
 
 
 @pytest.mark.parametrize("name", MONITORS.names())

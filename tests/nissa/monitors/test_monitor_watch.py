@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from esper.nissa.columns import Row
 from esper.nissa.monitors import MONITORS, Watch
-from esper.nissa.schema import AlarmRow, EpisodeRow, EpochRow, RunRow
+from esper.nissa.schema import AlarmRow, EpochRow
+from esper.nissa.schema_runs import EpisodeRow, RunRow
 from tests.nissa.monitors.series_of import (
     RUN,
     healthy_epochs,

@@ -12,7 +12,7 @@ from esper.nissa.monitors.policy import (
     is_unchanged,
     was_used,
 )
-from esper.nissa.schema import UpdateHeadRow
+from esper.nissa.schema_runs import UpdateHeadRow
 from tests.nissa.monitors.series_of import healthy_head, healthy_update, levels
 
 

@@ -12,7 +12,8 @@ from esper.nissa.monitors.rewards import (
     check_shares,
     check_terms,
 )
-from esper.nissa.schema import EpisodeRow, EpochRow, RunRow, StageRow
+from esper.nissa.schema import EpochRow, StageRow
+from esper.nissa.schema_runs import EpisodeRow, RunRow
 from tests.nissa.monitors.series_of import healthy_round, levels
 
 

@@ -12,7 +12,7 @@ from esper.nissa.monitors.stability import (
     check_log_prob,
     check_skipped,
 )
-from esper.nissa.schema import UpdateHeadRow, UpdateRow
+from esper.nissa.schema_runs import UpdateHeadRow, UpdateRow
 from tests.nissa.monitors.series_of import healthy_head, healthy_update, levels
 
 

@@ -9,7 +9,8 @@ import pytest
 from esper.nissa import open_store
 from esper.nissa.report import report_run
 from esper.nissa.report.panels import panels_for
-from esper.nissa.schema import DecisionRow, RoundRow, UpdateHeadRow, UpdateRow
+from esper.nissa.schema import DecisionRow
+from esper.nissa.schema_runs import RoundRow, UpdateHeadRow, UpdateRow
 from tests.nissa.report.test_growing import HOSTILE, Reader, read
 from tests.nissa.report.training_runs import COMMAND, train_row, write_training
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from esper.nissa.report.training_tables import count_ops, late_rounds, render_blueprints, render_ops
-from esper.nissa.schema import RoundRow
+from esper.nissa.schema_runs import RoundRow
 
 
 def test_ops_are_added_up_and_their_rewards_weighted() -> None:

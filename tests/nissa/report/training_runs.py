@@ -11,7 +11,8 @@ from typing import Any
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES
 from esper.nissa import EventKind, RunRow, open_store
 from esper.nissa.columns import Row
-from esper.nissa.schema import DecisionRow, EpisodeRow, RoundRow, UpdateHeadRow, UpdateRow
+from esper.nissa.schema import DecisionRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, UpdateHeadRow, UpdateRow
 
 ROWS, LENGTH = 64, 60
 OPS = ("WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "FOSSILIZE", "ADVANCE")

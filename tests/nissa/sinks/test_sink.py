@@ -9,15 +9,8 @@ import pytest
 from esper.leyline.errors import UnknownNameError, UsageError
 from esper.nissa import open_store, register_sink
 from esper.nissa.columns import TABLE_OF, TABLES, Row
-from esper.nissa.schema import (
-    DecisionRow,
-    EpisodeRow,
-    EpochRow,
-    RoundRow,
-    RunRow,
-    UpdateHeadRow,
-    UpdateRow,
-)
+from esper.nissa.schema import DecisionRow, EpochRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, RunRow, UpdateHeadRow, UpdateRow
 from esper.nissa.sinks import SINKS, SinkContext
 from esper.nissa.sinks.sink import METRICS, Point, make_sink, points_of
 from tests.nissa.telling import run_row

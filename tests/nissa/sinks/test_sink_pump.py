@@ -10,7 +10,8 @@ import pytest
 
 from esper.nissa import open_store, query_run
 from esper.nissa.columns import Row
-from esper.nissa.schema import AlarmRow, EpochRow, RunRow
+from esper.nissa.schema import AlarmRow, EpochRow
+from esper.nissa.schema_runs import RunRow
 from esper.nissa.sinks import SinkContext
 from esper.nissa.sinks import sink as module
 from esper.nissa.sinks.sink import SinkPump

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from esper.nissa import open_store
-from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow, RunRow, UpdateHeadRow, UpdateRow
+from esper.nissa.schema import EpochRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, RunRow, UpdateHeadRow, UpdateRow
 from esper.nissa.sinks import SinkContext
 from esper.nissa.sinks.tensorboard import TensorBoardSink, settings_of
 from esper.testing.sinks import HOSTILE, check_sink

@@ -10,7 +10,8 @@ import pytest
 
 from esper.leyline.errors import UsageError
 from esper.nissa import open_store, query_run
-from esper.nissa.schema import EpochRow, RunRow
+from esper.nissa.schema import EpochRow
+from esper.nissa.schema_runs import RunRow
 from esper.nissa.sinks import SinkContext
 from esper.nissa.sinks.wandb import WandbSink
 from tests.nissa.telling import run_row
@@ -25,7 +26,8 @@ OFFLINE = """
 import sys
 from pathlib import Path
 from esper.nissa import open_run, open_store, RunRow
-from esper.nissa.schema import EpochRow, UpdateHeadRow, UpdateRow
+from esper.nissa.schema import EpochRow
+from esper.nissa.schema_runs import UpdateHeadRow, UpdateRow
 from esper.testing.sinks import check_sink
 from esper.nissa.sinks.wandb import WandbSink
 

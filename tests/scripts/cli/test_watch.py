@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from esper.nissa import open_store
-from esper.nissa.schema import EpochRow, RoundRow
+from esper.nissa.schema import EpochRow
+from esper.nissa.schema_runs import RoundRow
 from tests.nissa.telling import run_row, tell
 from tests.scripts.cli.terminal import esper
 

@@ -9,7 +9,7 @@ import torch
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.slots import SlotConfig
-from esper.nissa.schema import RunRow, UpdateHeadRow, UpdateRow
+from esper.nissa.schema_runs import RunRow, UpdateHeadRow, UpdateRow
 from esper.nissa.store import open_store
 from esper.simic.agent.report import ClampCounter, NonFinite, UpdateReport
 from esper.tamiyo.policy.layout import BASE_INDEX, feature_names, feature_specs

@@ -16,7 +16,8 @@ from esper.nissa.monitors.monitor import (
     register_monitor,
     smoothed,
 )
-from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow, UpdateRow
+from esper.nissa.schema import EpochRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, UpdateRow
 
 FREE_STEPS = 100
 OBS_CLAMP = Limits(warning=0.05, critical=0.10)

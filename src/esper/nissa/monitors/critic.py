@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from esper.nissa.monitors.monitor import Finding, Limits, Recent, findings, register_monitor
-from esper.nissa.schema import UpdateRow
+from esper.nissa.schema_runs import UpdateRow
 
 EXPLAINED_VARIANCE: tuple[tuple[float, float], ...] = (
     (0.10, -0.5),

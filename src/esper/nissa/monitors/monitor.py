@@ -16,16 +16,8 @@ from typing import Literal
 from esper.leyline.records import copy_fields
 from esper.leyline.registry import Registry
 from esper.nissa.columns import Row
-from esper.nissa.schema import (
-    AlarmRow,
-    EpisodeRow,
-    EpochRow,
-    RoundRow,
-    RunRow,
-    StageRow,
-    UpdateHeadRow,
-    UpdateRow,
-)
+from esper.nissa.schema import AlarmRow, EpochRow, StageRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, RunRow, UpdateHeadRow, UpdateRow
 from esper.nissa.writer import read_records
 from esper.utils.process import grouped
 

@@ -21,7 +21,7 @@ from esper.nissa.monitors.monitor import (
     is_latched,
     register_monitor,
 )
-from esper.nissa.schema import UpdateHeadRow, UpdateRow
+from esper.nissa.schema_runs import UpdateHeadRow, UpdateRow
 
 JOINT_RATIO_MAX = Limits(critical=5.0)
 JOINT_RATIO_MIN = Limits(warning=0.1, is_floor=True)

@@ -8,7 +8,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from esper.nissa.monitors.monitor import Finding, Recent, register_monitor
-from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow
+from esper.nissa.schema import EpochRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow
 from esper.utils.process import grouped
 
 ATTRIBUTION_RATIO = 5.0

@@ -21,7 +21,8 @@ from esper.nissa.monitors.monitor import (
     smoothed,
 )
 from esper.nissa.monitors.policy import was_used
-from esper.nissa.schema import EpochRow, RoundRow, UpdateRow
+from esper.nissa.schema import EpochRow
+from esper.nissa.schema_runs import RoundRow, UpdateRow
 
 GRADIENT_DRIFT = Limits(info=0.5)
 GRADIENT_MEMORY = 0.99

@@ -17,7 +17,8 @@ from esper.nissa.report.growing import render_report
 from esper.nissa.report.page import About, group_alarms, write_report
 from esper.nissa.report.picture import growth_picture
 from esper.nissa.report.training import read_training, render_training
-from esper.nissa.schema import AlarmRow, EventKind, RunRow
+from esper.nissa.schema import AlarmRow, EventKind
+from esper.nissa.schema_runs import RunRow
 
 __all__ = ["growth_picture", "render_report", "render_run", "report_run", "write_report"]
 

@@ -12,7 +12,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from esper.leyline.records import copy_fields, told_round
+from esper.leyline.reasons import round_number
+from esper.leyline.records import copy_fields
 from esper.nissa.report.markup import (
     Scale,
     element,
@@ -342,7 +343,7 @@ def chart_of(panel: Panel, points: Points) -> Chart:
     """Return a panel with its points, ready to be drawn."""
     rows = sorted(points["rows"], key=lambda row: row[0])
     if points["columns"][0] == "round":
-        rows = [[told_round(row[0]), *row[1:]] for row in rows]
+        rows = [[round_number(row[0]), *row[1:]] for row in rows]
     at = points["columns"].index
     lines: list[Line] = []
     bands: list[Band] = []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from esper.leyline.reasons import is_grown, why_not_grown
+from esper.leyline.reasons import is_grown, is_loss, why_not_grown
 from esper.leyline.records import (
     DecisionRecord,
     EpochRecord,
@@ -19,7 +19,6 @@ from esper.leyline.records import (
     best_by_size,
     copy_fields,
     decisions_of,
-    is_loss,
     kept_record,
     seed_records,
 )

@@ -12,7 +12,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from esper.leyline.records import RunSummary, told_round
+from esper.leyline.reasons import round_number
+from esper.leyline.records import RunSummary
 from esper.leyline.stages import COOLDOWN_STAGES, MODULE_STAGES
 from esper.nissa.monitors import MONITORS
 from esper.nissa.report.markup import (
@@ -290,7 +291,7 @@ def _what(members: list[AlarmGroup]) -> str:
 
 def _moment(alarm: AlarmRow) -> int:
     """Return when people say it was: the round of training, or the epoch of one network."""
-    return told_round(alarm.round) if _is_in_training(alarm) else alarm.step
+    return round_number(alarm.round) if _is_in_training(alarm) else alarm.step
 
 
 def _is_in_training(alarm: AlarmRow) -> bool:

@@ -7,14 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from esper.leyline.records import (
-    EpochRecord,
-    ModuleRecord,
-    SeedRecord,
-    SlotRecord,
-    is_loss,
-    seed_records,
-)
+from esper.leyline.reasons import is_loss
+from esper.leyline.records import EpochRecord, ModuleRecord, SeedRecord, SlotRecord, seed_records
 from esper.nissa.report.chart import Point, draw_path, known_points, make_point
 from esper.nissa.report.lanes import (
     AXIS_NAME,

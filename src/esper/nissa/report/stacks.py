@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from esper.leyline.records import DeepeningRecord, EpochRecord, StackRecord, told_stacks
+from esper.leyline.reasons import format_stacks
+from esper.leyline.records import DeepeningRecord, EpochRecord, StackRecord
 from esper.nissa.report.chart import draw_path, make_point
 from esper.nissa.report.lanes import Frame
 from esper.nissa.report.markup import (
@@ -244,7 +245,7 @@ def block_tiles(
     stacks: Sequence[StackRecord], flops: float | None, static: float | None
 ) -> list[tuple[str, str, str]]:
     """Return the numbers to remember of a deepened network, as tiles."""
-    tiles = [("Blocks awake", told_stacks(stacks).removesuffix(" blocks"), "")]
+    tiles = [("Blocks awake", format_stacks(stacks).removesuffix(" blocks"), "")]
     if flops:
         share = f"{format_share(flops, static)} of the static network's" if static else ""
         tiles.append(("Training FLOPs", format_flops(flops), share))

@@ -56,15 +56,8 @@ from esper.nissa.report.training_tables import (
     render_ops,
     render_terms,
 )
-from esper.nissa.schema import (
-    DecisionRow,
-    EpisodeRow,
-    EventKind,
-    EventRow,
-    RoundRow,
-    UpdateHeadRow,
-    UpdateRow,
-)
+from esper.nissa.schema import DecisionRow, EventKind, EventRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, UpdateHeadRow, UpdateRow
 
 SHOWN_EPISODES = 3
 TOLD_EVENTS = (

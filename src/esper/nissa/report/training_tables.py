@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
-from esper.leyline.records import told_round
+from esper.leyline.reasons import round_number
 from esper.nissa.report.markup import (
     counted,
     escaped,
@@ -20,7 +20,8 @@ from esper.nissa.report.markup import (
     visible,
 )
 from esper.nissa.report.page import NOTHING, Column, number_columns, render_table, word_columns
-from esper.nissa.schema import DecisionRow, EpisodeRow, EventRow, RoundRow, UpdateHeadRow, UpdateRow
+from esper.nissa.schema import DecisionRow, EventRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, UpdateHeadRow, UpdateRow
 
 Round = TypeVar("Round")
 
@@ -180,7 +181,11 @@ def render_events(events: Sequence[EventRow]) -> str:
     """Return what happened to the run itself: resumes, changed settings, failed sinks."""
     columns = (Column("Round", "number"), Column("What"), Column("Details", "words"))
     rows = [
-        (told_round(event.round), str(event.kind or "").replace("_", " "), event.message or NOTHING)
+        (
+            round_number(event.round),
+            str(event.kind or "").replace("_", " "),
+            event.message or NOTHING,
+        )
         for event in events
     ]
     return render_table("What happened to the run", columns, rows, noun="event")
@@ -267,7 +272,7 @@ def render_episodes(episodes: Sequence[ShownEpisode]) -> str:
 def tell_episode(shown: ShownEpisode) -> str:
     """Return an episode in one line."""
     episode = shown.episode
-    parts = [f"round {told_round(episode.round)}, row {episode.row}"]
+    parts = [f"round {round_number(episode.round)}, row {episode.row}"]
     if episode.task is not None:
         parts.append(visible(episode.task, limit=60))
     if episode.env_seed is not None:

@@ -18,7 +18,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from esper.leyline.errors import UsageError
 from esper.leyline.registry import Registry
 from esper.nissa.columns import TABLE_OF, Row
-from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow, RunRow, UpdateHeadRow, UpdateRow
+from esper.nissa.schema import EpochRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, RunRow, UpdateHeadRow, UpdateRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from esper.nissa.columns import Row, storable_text
-from esper.nissa.schema import RunRow
+from esper.nissa.schema_runs import RunRow
 from esper.nissa.sinks.sink import SinkContext, points_of, register_sink
 from esper.utils.files import append_to, open_regular, refuse_link
 from esper.utils.settings import flat_settings

@@ -13,7 +13,8 @@ from typing import Any
 
 from esper.leyline.errors import UsageError, needing, reason_of
 from esper.nissa.columns import Row, storable_text
-from esper.nissa.schema import AlarmRow, RunRow
+from esper.nissa.schema import AlarmRow
+from esper.nissa.schema_runs import RunRow
 from esper.nissa.sinks.sink import SinkContext, points_of, register_sink
 from esper.nissa.sinks.tensorboard import settings_of
 

@@ -11,14 +11,13 @@ from typing import Any
 from rich.text import Text
 
 from esper.leyline.errors import UsageError
+from esper.leyline.reasons import format_gain, format_stacks
 from esper.leyline.records import (
     StackRecord,
     copy_fields,
     seed_records,
     seeds_at_end,
     stacks_at_end,
-    told_gain,
-    told_stacks,
 )
 from esper.nissa.columns import storable_text
 from esper.nissa.folder import RunFolder
@@ -223,7 +222,7 @@ def print_sides(sides: Sequence[Side]) -> None:
         "gain over the twin": _gain,
         "parameters": lambda side: _sizes(side.parameters_before, side.parameters_after),
         "FLOPs": lambda side: _sizes(side.flops_before, side.flops_after),
-        "blocks awake": lambda side: told_stacks(side.stacks) if side.stacks else "all",
+        "blocks awake": lambda side: format_stacks(side.stacks) if side.stacks else "all",
         "training FLOPs": _training,
         "what grew": lambda side: _lives(side, is_kept=True),
         "what did not stay": lambda side: _lives(side, is_kept=False),
@@ -257,7 +256,7 @@ def _gain(side: Side) -> str:
     pairs = ((side.test_score, side.twin_test_score), (side.val_score, side.twin_val_score))
     for split, (score, twin) in zip(("test", "validation"), pairs, strict=True):
         if score is not None and twin is not None:
-            return f"{told_gain(score, twin)} ({split})"
+            return f"{format_gain(score, twin)} ({split})"
     return "–"
 
 

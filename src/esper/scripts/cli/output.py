@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.leyline.errors import EsperError, UsageError
-from esper.leyline.records import told_round, told_score
+from esper.leyline.reasons import format_score, round_number
 from esper.nissa.schema import AlarmRow
 
 _LONGEST_LINE = 900
@@ -177,7 +177,7 @@ def naming_resume(command: str) -> Iterator[None]:
 
 def points(value: float | None) -> str:
     """Return a score in points, or the loss that it is, or a dash."""
-    return "–" if value is None else told_score(value)
+    return "–" if value is None else format_score(value)
 
 
 # ---- What a person sees while a command runs
@@ -308,5 +308,5 @@ def alarm_line(alarm: AlarmRow, *, unit: str = "epoch") -> str:
     if alarm.advice:
         parts.append(alarm.advice)
     word = "alarm" if alarm.state == "raised" else "alarm over"
-    when = told_round(alarm.round) if unit == "round" else alarm.step
+    when = round_number(alarm.round) if unit == "round" else alarm.step
     return f"{unit} {when}: {word} ({alarm.severity}): {'. '.join(parts)}"

@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 from esper.leyline.errors import UsageError
-from esper.leyline.records import told_round
+from esper.leyline.reasons import round_number
 from esper.scripts.cli.main import Parser
 from esper.scripts.cli.options import (
     absolute,
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
         if is_done:
             document = training.finish()
     if not is_done:
-        return interrupted(again, f" in round {told_round(trainer.round)}")
+        return interrupted(again, f" in round {round_number(trainer.round)}")
     return answer(options.json, document, lambda: print_trained(out_console(), document))
 
 

@@ -14,15 +14,15 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from esper.leyline.records import (
-    EpochRecord,
+from esper.leyline.reasons import (
     decision_line,
+    describe_kept,
     epoch_line,
+    format_contribution,
     is_loss,
-    told_kept,
-    told_round,
-    told_worth,
+    round_number,
 )
+from esper.leyline.records import EpochRecord
 from esper.nissa.monitors.monitor import light
 from esper.nissa.schema import AlarmRow
 from esper.scripts.cli.output import (
@@ -108,7 +108,7 @@ class GrowthView(LiveView):
         for slot in record.slots:
             worth = ""
             if slot.contribution is not None:
-                worth = told_worth(slot.contribution, slot.contribution_se)
+                worth = format_contribution(slot.contribution, slot.contribution_se)
             table.add_row(
                 safe(slot.name),
                 Text(slot.stage.lower(), style=_STAGE_STYLES.get(slot.stage, "")),
@@ -171,7 +171,7 @@ def print_grown(grown: Grown, document: dict[str, Any]) -> None:
         console.print("The controller germinated nothing.")
     if len(grown.best_by_size) > 1:
         console.print(_size_table(grown))
-    tell(console, told_kept(summary))
+    tell(console, describe_kept(summary))
     for line in grown.why:
         tell(console, line)
     tell(console, f"report: {document['report']}")
@@ -353,7 +353,7 @@ class TrainView(LiveView):
         if self._evaluated is not None:
             after, greedy = self._evaluated
             table.add_row(
-                "greedy gain", f"{signed(greedy)} points", f"after round {told_round(after)}"
+                "greedy gain", f"{signed(greedy)} points", f"after round {round_number(after)}"
             )
         for name, value, text in (
             ("explained_variance", report.explained_variance, number(report.explained_variance)),
@@ -379,9 +379,9 @@ class TrainView(LiveView):
         if not self._is_line_due(now, matters=is_edge or (self._verbose and report is not None)):
             return
         if report is not None:
-            line = f"round {told_round(report.round)}/{self._rounds}  {round_line(report)}"
+            line = f"round {round_number(report.round)}/{self._rounds}  {round_line(report)}"
         else:
-            line = f"round {told_round(progress.round)}/{self._rounds}  {self._phase(progress)}"
+            line = f"round {round_number(progress.round)}/{self._rounds}  {self._phase(progress)}"
         tell(self._console, f"{line}  ETA {eta}")
 
     def _eta(self, now: float, done: float, finished: int) -> str:
@@ -445,7 +445,7 @@ def print_trained(console: Console, document: dict[str, Any]) -> None:
     greedy = document["evaluation"]
     if greedy is not None:
         gain = _text(greedy["gain"], "{:+.2f}")
-        told = f"{greedy['episodes']} episodes after round {told_round(greedy['round'])}"
+        told = f"{greedy['episodes']} episodes after round {round_number(greedy['round'])}"
         table.add_row("gain, greedy policy, points", "–", gain)
         table.caption, table.caption_justify = f"greedy: {told}", "left"
     console.print(table)

@@ -11,10 +11,11 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from esper.leyline.errors import UsageError
-from esper.leyline.records import told_round
+from esper.leyline.reasons import round_number
 from esper.nissa.listing import RunEntry, describe_run
 from esper.nissa.reader import StoredRun, open_run, read_history
-from esper.nissa.schema import AlarmRow, RoundRow
+from esper.nissa.schema import AlarmRow
+from esper.nissa.schema_runs import RoundRow
 from esper.scripts.cli.main import Parser
 from esper.scripts.cli.output import LiveView, find_store, out_console, sparkline, tell
 from esper.scripts.cli.views import GrowthView
@@ -117,7 +118,7 @@ class _RoundsView(LiveView):
             assert isinstance(row, RoundRow)
             self._rounds.append(row)
             if self._live is None:
-                tell(self._console, f"round {told_round(row.round)}  {_told(row)}")
+                tell(self._console, f"round {round_number(row.round)}  {_told(row)}")
         if self._rounds:
             self._progress.update(self._bar, completed=self._rounds[-1].round + 1)
             self._draw(self._table())

@@ -13,7 +13,7 @@ from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.nissa.columns import Row
 from esper.nissa.monitors.critic import check_advantage_bias
 from esper.nissa.monitors.policy import HEAD_RATIO, RATIO_UNCHANGED
-from esper.nissa.schema import UpdateHeadRow, UpdateRow
+from esper.nissa.schema_runs import UpdateHeadRow, UpdateRow
 from esper.tamiyo.policy.observation import CLIP, ObservationLayout
 
 # ---- The documents' measurements on a batch of tensors, for whoever has the tensors at hand

@@ -17,7 +17,7 @@ from esper.lab.tasks.family import FAMILIES, get_family
 from esper.lab.tasks.task import TaskConfig, get_task
 from esper.leyline.controller import GrowthLimits
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
-from esper.leyline.records import told_round
+from esper.leyline.reasons import round_number
 from esper.nissa.folder import (
     GROWING,
     SETTINGS,
@@ -106,7 +106,7 @@ class TrainingRun(RecordedRun[Progress]):
         report = step.report
         if report is not None:
             record_round(self.store, self.trainer, report)
-            self.folder.log(f"round {told_round(report.round)} {round_line(report)}")
+            self.folder.log(f"round {round_number(report.round)} {round_line(report)}")
 
     def best(self, step: Progress) -> Write | None:
         """Return what writes the policy of this round, where its average is the best so far."""
@@ -134,7 +134,7 @@ class TrainingRun(RecordedRun[Progress]):
     def record_stop(self) -> str:
         """Write down that the run stops before its end; return where it stopped, in words."""
         self.store.finish("interrupted")
-        return f"in round {told_round(self.trainer.round)}, step {self.trainer.step}"
+        return f"in round {round_number(self.trainer.round)}, step {self.trainer.step}"
 
     def finish(self) -> dict[str, Any]:
         """Write what a finished run leaves behind; return its summary."""
@@ -263,7 +263,7 @@ def resume_training(
         run = TrainingRun(folder, trainer, store, command, inputs, is_saved=is_saved)
         if state is None:
             record_start(store, trainer)
-        folder.log(f"continued in round {told_round(trainer.round)}, step {trainer.step}")
+        folder.log(f"continued in round {round_number(trainer.round)}, step {trainer.step}")
         run.tell_versions(versions)
         if changes or reset_heads:
             record_changes(store, trainer, changes, reset_heads)

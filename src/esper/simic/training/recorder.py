@@ -16,7 +16,8 @@ from torch import Tensor
 
 from esper.lab.population.ray_population import ActorWork
 from esper.nissa.columns import Row
-from esper.nissa.schema import EpisodeRow, EventKind, EventRow, RoundRow, RunRow
+from esper.nissa.schema import EventKind, EventRow
+from esper.nissa.schema_runs import EpisodeRow, RoundRow, RunRow
 from esper.nissa.store import RunStore
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.progress import RoundReport
