@@ -29,6 +29,7 @@ from esper.kasmina.lifecycle import Applied
 from esper.kasmina.operations import (
     GardenConfig,
     OperationResult,
+    SlotTable,
     SlotView,
     check_immediate,
     check_number,
@@ -46,7 +47,6 @@ from esper.kasmina.saving import (
 )
 from esper.kasmina.seedbed import Seedbed, Surroundings, find_untrained, remember_loaded
 from esper.kasmina.slot import shadow_loss, straight_through
-from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames, place_slots, with_kin
 from esper.kasmina.state import SlotState, inert_seeds
 from esper.kasmina.wrapping import (

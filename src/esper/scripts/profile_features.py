@@ -17,7 +17,7 @@ from dataclasses import asdict
 
 import torch
 
-from esper.lab.bench.policy import ExtractionTiming, time_extraction
+from esper.lab.bench.learning import ExtractionTiming, time_extraction
 from esper.lab.imagined import middle_aged_hosts
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals

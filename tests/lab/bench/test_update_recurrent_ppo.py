@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from esper.lab.bench.policy import PlainWork, PolicyWork, compare_policies
+from esper.lab.bench.learning import PlainWork, PolicyWork, compare_policies
 from esper.lab.bench.update import RecurrentPPOWork, find_reference
 from esper.lab.imagined import random_lives
 from esper.leyline.errors import UsageError

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from esper.leyline.signals import Signals
-from esper.simic.rewards.config import RewardConfig
 from esper.simic.rewards.contract import Transition
+from esper.simic.rewards.modes import RewardConfig
 
 WAIT, GERMINATE, SET_ALPHA, PRUNE, FOSSILIZE, ADVANCE = range(6)
 GERMINATED, TRAINING, BLENDING, HOLDING, FOSSIL = 2, 3, 4, 6, 7

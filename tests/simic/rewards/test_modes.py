@@ -18,8 +18,7 @@ from esper.simic.rewards import (
     make_reward,
 )
 from esper.simic.rewards.attribution import AttributionConfig
-from esper.simic.rewards.config import LossConfig, SparseConfig, TwinConfig
-from esper.simic.rewards.modes import SHAPED_TERMS
+from esper.simic.rewards.modes import SHAPED_TERMS, LossConfig, SparseConfig, TwinConfig
 from esper.tamiyo.controllers.baselines import RandomController
 from esper.testing import random_episode, random_signals
 from esper.utils.randomness import generator

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import ConfigError, UsageError
 from esper.simic.rewards import RewardConfig, make_reward
-from esper.simic.rewards.config import TwinConfig
+from esper.simic.rewards.modes import TwinConfig
 from esper.testing import random_episode
 from esper.utils.randomness import generator
 from tests.simic.rewards.stories import FADE, Story, close, detail, every_seed, term

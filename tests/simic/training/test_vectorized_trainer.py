@@ -15,9 +15,9 @@ from esper.lab.tasks import FAMILIES, Axes, Family, get_family, register_family
 from esper.lab.tasks.presets import Digits
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.simic.agent import ppo
-from esper.simic.agent.advantages import compute_gae
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.objective import Targets, make_targets
+from esper.simic.agent.rollout_buffer import compute_gae
 from esper.simic.rewards import RewardConfig, RewardStep, Transition
 from esper.simic.training.config import StageConfig, TrainConfig
 from esper.simic.training.evaluation import Evaluator

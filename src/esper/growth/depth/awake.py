@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from esper.growth.depth.blocks import (
     Order,
+    Processes,
     Sleeper,
     copy_block,
     copy_optimizer_state,
@@ -24,7 +25,6 @@ from esper.growth.depth.blocks import (
 )
 from esper.growth.depth.rules import Decision
 from esper.growth.depth.stacks import Stack
-from esper.growth.depth.wrapping import Processes
 from esper.kasmina.flops import HOW_TO_COUNT, PASSES_OF_TRAINING, forward_flops
 from esper.leyline.errors import UsageError, unknown_name, warn
 from esper.utils.process import grouped

@@ -25,8 +25,14 @@ from esper.growth.depth.blocks import (
     ORDERS,
     FirstBatch,
     Order,
+    Processes,
+    ancestors,
+    check_held,
+    inner_optimizers,
     unhook,
+    unwrapped,
     wake_copies,
+    world_size,
 )
 from esper.growth.depth.rules import (
     Decision,
@@ -39,14 +45,6 @@ from esper.growth.depth.rules import (
     make_rule,
 )
 from esper.growth.depth.stacks import Found, Stack, block_lists, find, find_by_example
-from esper.growth.depth.wrapping import (
-    Processes,
-    ancestors,
-    check_held,
-    inner_optimizers,
-    unwrapped,
-    world_size,
-)
 from esper.kasmina.slots.probe import call_arguments
 from esper.leyline.errors import CheckpointError, UsageError, unknown_name
 

@@ -12,8 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from esper.growth.depth.blocks import Order
-from esper.growth.depth.wrapping import mean_over_processes
+from esper.growth.depth.blocks import Order, mean_over_processes
 from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError, UsageError, unknown_name
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.lab.bench import Comparison, compare
-from esper.lab.bench.policy import (
+from esper.lab.bench.learning import (
     PLAIN_STEPS,
     PlainWork,
     PolicyWork,

@@ -178,7 +178,7 @@ def _cases(options: argparse.Namespace, device: str) -> list[Any]:
 
 
 def _bench_observation(options: argparse.Namespace) -> int:
-    from esper.lab.bench.policy import time_extraction
+    from esper.lab.bench.learning import time_extraction
     from esper.lab.imagined import middle_aged_hosts
 
     if options.device == "cuda":
@@ -193,7 +193,7 @@ def _bench_observation(options: argparse.Namespace) -> int:
 
 
 def _bench_policy(options: argparse.Namespace) -> int:
-    from esper.lab.bench.policy import PolicyWork, compare_captured, compare_policies
+    from esper.lab.bench.learning import PolicyWork, compare_captured, compare_policies
     from esper.lab.bench.update import find_reference
     from esper.lab.imagined import random_lives
 
@@ -233,7 +233,7 @@ def _bench_update(options: argparse.Namespace) -> int:
 
 
 def _bench_family(options: argparse.Namespace) -> int:
-    from esper.lab.bench.training import measure_family
+    from esper.lab.bench.learning import measure_family
 
     device = choose_device(options.device).type
     on_cuda = device == "cuda"
@@ -263,7 +263,7 @@ def _bench_family(options: argparse.Namespace) -> int:
 
 
 def _bench_round(options: argparse.Namespace) -> int:
-    from esper.lab.bench.training import measure_rounds
+    from esper.lab.bench.learning import measure_rounds
 
     device = choose_device(options.device).type
     recipe = options.recipe or ("cifar" if device == "cuda" else "smoke")

@@ -19,7 +19,7 @@ from esper.leyline.controller import (
     ENTROPY_FLOOR_PER_HEAD,
 )
 from esper.leyline.errors import NonFiniteError
-from esper.simic.agent.advantages import STD_FLOOR
+from esper.simic.agent.rollout_buffer import STD_FLOOR
 
 # ---- Running scales: one for the rewards of every task, one for the returns the critic learns
 

@@ -9,12 +9,6 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, TensorRecord
-from esper.simic.agent.advantages import (
-    compute_gae,
-    compute_per_head_advantages,
-    decision_lambda,
-    normalize_advantages,
-)
 from esper.simic.agent.config import PPOConfig, clip_rewards
 from esper.simic.agent.losses import (
     LEAST_SHARE,
@@ -30,7 +24,13 @@ from esper.simic.agent.losses import (
     penalty_schedule,
     value_errors,
 )
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.rollout_buffer import (
+    TamiyoRolloutBuffer,
+    compute_gae,
+    compute_per_head_advantages,
+    decision_lambda,
+    normalize_advantages,
+)
 from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.policy.action_masks import causal_heads
 from esper.tamiyo.policy.distribution import entropy, exploration_kl, masked_kl

@@ -6,7 +6,6 @@ Importing this package registers every built-in mode by name.
 from __future__ import annotations
 
 from esper.simic.rewards import modes
-from esper.simic.rewards.config import RewardConfig, check_gamma, december_config
 from esper.simic.rewards.contract import (
     REWARDS,
     Reward,
@@ -15,7 +14,7 @@ from esper.simic.rewards.contract import (
     make_reward,
     register_reward,
 )
-from esper.simic.rewards.modes import ComposedReward
+from esper.simic.rewards.modes import ComposedReward, RewardConfig, check_gamma, december_config
 
 __all__ = [
     "REWARDS",

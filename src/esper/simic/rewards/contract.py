@@ -20,7 +20,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import LIVE_STAGES, MODULE_STAGES
 
 if TYPE_CHECKING:
-    from esper.simic.rewards.config import RewardConfig
+    from esper.simic.rewards.modes import RewardConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from esper.leyline.config import Config, option
 from esper.leyline.controller import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import ConfigError, unknown_name
 from esper.simic.agent.config import ExplorationConfig, ImitationConfig, PerHead, PPOConfig
-from esper.simic.rewards.config import RewardConfig, TwinConfig, check_gamma
+from esper.simic.rewards.modes import RewardConfig, TwinConfig, check_gamma
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.distribution import FloorConfig
 from esper.utils.settings import SettingChanges, changed_settings, is_within

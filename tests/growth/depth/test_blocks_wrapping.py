@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from esper.growth.depth.blocks import inner_optimizers, unwrapped
 from esper.growth.depth.deepen import Deepen
-from esper.growth.depth.wrapping import inner_optimizers, unwrapped
 from esper.leyline.errors import UsageError
 from tests.growth.depth.models import make_gpt, tokens, train
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from esper.lab.bench.policy import time_extraction
+from esper.lab.bench.learning import time_extraction
 from esper.lab.imagined import middle_aged_hosts
 
 

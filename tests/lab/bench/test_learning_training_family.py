@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from esper.lab.bench.training import CHANNELS, make_tasks
+from esper.lab.bench.learning import CHANNELS, make_tasks
 from tests.scripts.cli.terminal import esper
 
 

@@ -14,8 +14,7 @@ from esper.simic.rewards import (
     december_config,
     make_reward,
 )
-from esper.simic.rewards.config import LossConfig
-from esper.simic.rewards.modes import SHAPED_TERMS
+from esper.simic.rewards.modes import SHAPED_TERMS, LossConfig
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 

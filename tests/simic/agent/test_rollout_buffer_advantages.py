@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp, causal_table
 from esper.leyline.errors import UsageError
-from esper.simic.agent.advantages import (
+from esper.simic.agent.rollout_buffer import (
     compute_gae,
     compute_per_head_advantages,
     decision_lambda,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from esper.lab.bench.training import measure_rounds
+from esper.lab.bench.learning import measure_rounds
 from esper.lab.tasks import get_task
 from esper.simic.training.config import get_recipe
 

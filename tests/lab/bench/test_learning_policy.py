@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.lab.bench.policy import PlainWork, PolicyWork, compare_policies
+from esper.lab.bench.learning import PlainWork, PolicyWork, compare_policies
 from esper.lab.imagined import random_lives
 
 
