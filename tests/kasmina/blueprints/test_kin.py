@@ -320,7 +320,7 @@ def test_limits_and_counts_know_what_it_costs() -> None:
         assert bool(limited.table.fits()[0, 0, choice]) == fits
         assert bool(limited.germinate(slot, KIN)) == fits
     for factor, fits in ((1.5, True), (1.01, False)):
-        assert bool(make("cnn", max_growth=factor)[0].fits()[0, 0, choice]) == fits
+        assert bool(make("cnn", max_growth=factor)[0].table.fits()[0, 0, choice]) == fits
 
 
 # -- which blocks can be copied --------------------------------------------------------------------
