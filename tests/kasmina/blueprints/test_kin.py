@@ -317,10 +317,10 @@ def test_limits_and_counts_know_what_it_costs() -> None:
     choice = BLUEPRINTS.get(KIN).id
     for limit, fits in ((before + size + gate, True), (before + size + gate - 1, False)):
         limited, _ = make("cnn", max_parameters=limit)
-        assert bool(limited.fits()[0, 0, choice]) == fits
+        assert bool(limited.table.fits()[0, 0, choice]) == fits
         assert bool(limited.germinate(slot, KIN)) == fits
     for factor, fits in ((1.5, True), (1.01, False)):
-        assert bool(make("cnn", max_growth=factor)[0].fits()[0, 0, choice]) == fits
+        assert bool(make("cnn", max_growth=factor)[0].table.fits()[0, 0, choice]) == fits
 
 
 # -- which blocks can be copied --------------------------------------------------------------------
