@@ -47,3 +47,22 @@ def test_every_public_name_is_there_when_it_is_asked_for() -> None:
         assert getattr(esper, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'gorw'"):
         esper.gorw  # noqa: B018
+
+
+GROWING = """
+import sys, warnings
+import torch
+from torch import nn
+import esper
+warnings.simplefilter("ignore")
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+batch = torch.randn(16, 8), torch.randint(0, 3, (16,))
+esper.grow(model, train=[batch], val=[batch], epochs=2, controller="heuristic")
+rooms = "esper.lab", "esper.simic", "esper.nissa.store", "esper.nissa.report"
+print(*(name for name in sys.modules if name.startswith(rooms)))
+"""
+
+
+def test_growing_without_a_folder_loads_neither_store_nor_report_nor_laboratory() -> None:
+    done = subprocess.run([sys.executable, "-c", GROWING], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

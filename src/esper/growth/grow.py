@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from torch import nn
@@ -21,7 +21,6 @@ from esper.growth.criterion import Loss
 from esper.growth.depth.rules import DeepenConfig
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grown import Format, Grown, Keep
-from esper.growth.recorded import open_growth
 from esper.growth.request import AUTO, STARTED_BY, GrowRequest, GrowthConfig
 from esper.growth.run import GrowthLoop
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, slot_paths
@@ -32,8 +31,10 @@ from esper.leyline.reasons import decision_line, epoch_line, why_not_learned
 from esper.leyline.records import EpochRecord
 from esper.nissa.folder import RunFolder, Which
 from esper.nissa.recorded import Stopped, stop_signals
-from esper.nissa.sinks import Sink
-from esper.nissa.store import DEFAULT_SINKS, OnAlarm
+from esper.nissa.sinks import DEFAULT_SINKS, Sink
+
+if TYPE_CHECKING:
+    from esper.nissa.store import OnAlarm
 
 _BAR = 20
 _CLEAR = "\r\x1b[2K"
@@ -281,6 +282,9 @@ def carry_out(
             for record in growth.epochs():
                 show(record)
         return growth.finish(), {}
+    # Who keeps no record loads neither store nor report.
+    from esper.growth.recorded import open_growth
+
     with ExitStack() as opened:
         # What comes while it opens is heeded after the first epoch, which can be saved.
         with stop_signals() as noted:

@@ -32,7 +32,6 @@ from esper.leyline.config import Config
 from esper.leyline.errors import UsageError
 from esper.leyline.reasons import format_score, format_stacks, is_loss, why_not_grown
 from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary, SizeRecord, best_by_size
-from esper.nissa.report import growth_picture, render_report, write_report
 from esper.utils.files import atomic_write_bytes
 from esper.utils.process import grouped, software_versions
 
@@ -411,6 +410,8 @@ class Grown:
 
     def report(self, path: str | Path, *, command: str | None = None) -> Path:
         """Write one self-contained HTML page about the run and return its path."""
+        from esper.nissa.report import render_report, write_report
+
         line = shlex.join(sys.argv) if command is None else command
         page = render_report(
             self.history,
@@ -429,6 +430,8 @@ class Grown:
 
     def picture(self, path: str | Path) -> Path:
         """Write the picture of what grew when, as SVG, and return its path."""
+        from esper.nissa.report import growth_picture, write_report
+
         write_report(Path(path), growth_picture(self.history, title=self.summary.task))
         return Path(path)
 

@@ -36,8 +36,8 @@ from esper.nissa.database import STORE_FILE
 from esper.nissa.folder import GROWING, Checkpoints, RunFolder, Which, Write, resume_command
 from esper.nissa.recorded import RecordedRun, RunInputs
 from esper.nissa.report import report_run
-from esper.nissa.sinks import Sink, check_sinks
-from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
+from esper.nissa.sinks import DEFAULT_SINKS, Sink, check_sinks
+from esper.nissa.store import OnAlarm, RunStore, open_store
 from esper.utils.manifest import restoring
 from esper.utils.settings import SettingChanges
 

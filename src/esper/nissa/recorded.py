@@ -17,14 +17,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from esper.leyline.errors import CheckpointError, UsageError, warn
 from esper.leyline.records import Plain
 from esper.nissa.folder import Checkpoints, RunFolder, RunKind, Write
 from esper.nissa.schema import EventKind
-from esper.nissa.store import RunStore
 from esper.utils.process import STOP_SIGNALS, software_versions
+
+if TYPE_CHECKING:
+    from esper.nissa.store import RunStore
 
 # - What a run stands on beside its settings: data, model, its controller's file, and the software
 

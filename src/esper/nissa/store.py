@@ -43,13 +43,11 @@ from esper.nissa.listing import change_run, commit_watermark, insert_run, read_r
 from esper.nissa.monitors import Watch
 from esper.nissa.schema import AlarmRow, EpochRow, EventKind, EventRow
 from esper.nissa.schema_runs import RunRow
-from esper.nissa.sinks.sink import Sink, SinkContext, SinkPump, make_sink
+from esper.nissa.sinks.sink import DEFAULT_SINKS, Sink, SinkContext, SinkPump, make_sink
 from esper.nissa.writer import QUEUE_ROWS, Columns, Records, Writer, WriterStats
 from esper.utils.files import WriterLock
 
 STATUSES = ("finished", "interrupted", "failed")
-
-DEFAULT_SINKS = ("tensorboard",)
 
 OnAlarm = Callable[[AlarmRow], None]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from esper.nissa.sinks import tensorboard as _tensorboard
 from esper.nissa.sinks import wandb as _wandb
-from esper.nissa.sinks.sink import SINKS, Sink, SinkContext, make_sink, register_sink
+from esper.nissa.sinks.sink import DEFAULT_SINKS, SINKS, Sink, SinkContext, make_sink, register_sink
 
-__all__ = ["SINKS", "Sink", "SinkContext", "check_sinks", "register_sink"]
+__all__ = ["DEFAULT_SINKS", "SINKS", "Sink", "SinkContext", "check_sinks", "register_sink"]
 
 # Imported for what they register.
 _BUILT_IN = (_tensorboard, _wandb)

@@ -59,6 +59,8 @@ class Sink(Protocol):
 SinkFactory = Callable[[], Sink]
 F = TypeVar("F", bound=SinkFactory)
 
+DEFAULT_SINKS = ("tensorboard",)
+
 SINKS: Registry[SinkFactory] = Registry("sink")
 """Sinks by name; a third party adds its own through `register_sink` or the group `esper.sinks`."""
 

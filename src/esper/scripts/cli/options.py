@@ -174,7 +174,7 @@ def add_run_options(parser: Parser, *, resume: str, verbose: str) -> Any:
 
 def chosen_sinks(options: argparse.Namespace) -> tuple[str, ...]:
     """Return the names of the sinks that were asked for."""
-    from esper.nissa.store import DEFAULT_SINKS
+    from esper.nissa.sinks import DEFAULT_SINKS
 
     return (*DEFAULT_SINKS, "wandb") if options.wandb else DEFAULT_SINKS
 

@@ -32,8 +32,8 @@ from esper.nissa.reader import StoredRun, open_run
 from esper.nissa.recorded import RecordedRun, RunInputs
 from esper.nissa.report import write_run_report
 from esper.nissa.report.training_tables import late_rounds
-from esper.nissa.sinks import Sink, check_sinks
-from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
+from esper.nissa.sinks import DEFAULT_SINKS, Sink, check_sinks
+from esper.nissa.store import OnAlarm, RunStore, open_store
 from esper.simic.training.config import TrainConfig, compare_settings
 from esper.simic.training.progress import Progress, round_line
 from esper.simic.training.recorder import (

@@ -16,8 +16,7 @@ from esper.leyline.errors import ConfigError, UsageError, reason_of
 from esper.nissa.folder import SETTINGS, RunFolder, Which
 from esper.nissa.reader import open_run
 from esper.nissa.recorded import carry_out_or_raise
-from esper.nissa.sinks import Sink
-from esper.nissa.store import DEFAULT_SINKS
+from esper.nissa.sinks import DEFAULT_SINKS, Sink
 from esper.simic.training.config import TrainConfig, get_recipe
 from esper.simic.training.progress import Progress
 from esper.simic.training.recorded import read_run_config, resume_training, start_training
