@@ -264,9 +264,6 @@ def make_config(**choices: Any) -> GardenConfig:
         "kind": choices["kind"],
         "min_training_epochs": choices["min_training_epochs"],
         "min_blending_epochs": choices["min_blending_epochs"],
-        "min_improvement": 0.0,
-        "min_gradient_ratio": 0.0,
-        "min_contribution": 0.0,
     }
     lifecycle = {
         "gates": gates,

@@ -38,7 +38,7 @@ SCENARIOS = (
 )
 PROGRAM = """
 import sys
-from tests.growth.depth import test_wrapping as here
+from tests.growth.depth import test_blocks_wrapping as here
 here.play(sys.argv[1], int(sys.argv[2]))
 """
 

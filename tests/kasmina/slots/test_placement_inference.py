@@ -114,7 +114,8 @@ CASES: list[tuple[nn.Module, str, Any, str, int]] = [
 
 def with_attention(garden: Garden, slot: str) -> None:
     """Blend in a seed that mixes whatever it takes for positions."""
-    kind = "norm" if garden.slots[slot].topology == "vector" else "attention"
+    own = garden.seedbed.slots[garden.slot_names.index(slot)]
+    kind = "norm" if own.topology == "vector" else "attention"
     bring(garden, slot, SeedStage.HOLDING, kind)
     stir(garden, slot)
 

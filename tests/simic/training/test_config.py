@@ -115,7 +115,7 @@ def test_what_makes_a_run_stays(setting: str) -> None:
         ("rounds=50", False),
         ("policy.floor.op=0.1", False),
         ("population.workers=2", False),
-        ("reward.twin.scale=2.0", True),
+        ("reward.twin.own_share=0.5", True),
         ("population.lifecycle.rules.min_prune_age=6", True),
         ("tasks=[digits]", True),
         ("recorded_rows=1", True),

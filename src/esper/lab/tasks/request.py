@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from esper.growth.batches import first_batch
+from esper.growth.batches import first_batch, refuse_meta
 from esper.growth.criterion import predictions, refuse_labels
 from esper.growth.depth.rules import DeepenConfig
 from esper.growth.gardener import DEFAULT_CONTROLLER
@@ -128,6 +128,7 @@ def data_request(
     )
     val = FixedBatches(data, "val", subset=True)
     if data.objective == "classification":
+        refuse_meta(model)
         scores = predictions(outputs_of(model.to(data.device), first_batch(val)[0]))
         refuse_labels(scores, torch.arange(data.num_classes or 1))
     return GrowRequest(
