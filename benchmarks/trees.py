@@ -26,9 +26,15 @@ import sys, time
 import numpy as np, torch
 torch.set_num_threads(1)
 import esper
-from esper.tamiyo.controllers.baselines import RandomController
-from esper.lab.tasks import get_task, make_data
-from esper.lab.tasks.data.source import Source
+from esper.tamiyo.controllers import RandomController
+try:
+    from esper.lab.population.engine import PopulationConfig
+    from esper.lab.tasks import get_task, make_data
+    from esper.lab.tasks.data.source import Source
+except ImportError:  # before the tree had eleven folders
+    from esper.population.engine import PopulationConfig
+    from esper.tasks import get_task, make_data
+    from esper.tasks.data.source import Source
 name, strategy, rows, bf16, device, samples = sys.argv[1:]
 rows, samples = int(rows), int(samples)
 task = get_task(name, **({"samples_per_step": samples} if samples else {}))
@@ -45,10 +51,6 @@ if name != "digits":
         validation_samples=config.validation_samples,
     )]
 options = {}
-try:
-    from esper.lab.population.engine import PopulationConfig
-except ImportError:
-    from esper.lab.population.config import PopulationConfig
 population = esper.Population(
     task, rows, 3, device, strategy, horizon=10_000, data=data,
     config=PopulationConfig(use_bf16=bf16 == "1"),
