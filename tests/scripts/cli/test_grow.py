@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from esper.growth import grow as growing
+from esper.growth import recorded as growing
 from esper.growth.recorded import RecordedGrowth
 from esper.growth.run import GrowthLoop
 from esper.kasmina.garden import load_garden
