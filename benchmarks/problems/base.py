@@ -19,9 +19,9 @@ from esper.kasmina.contribution import Measured
 from esper.kasmina.costs import row_costs
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import LifecycleConfig
-from esper.kasmina.operations import SlotTable
 from esper.kasmina.row_group import RowConfig, RowGroup
 from esper.kasmina.signals import TrackerState, row_facts
+from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.state import GateConfig, SlotState
 from esper.lab.imagined import ImaginedEngine, imagined_costs
 from esper.leyline.actions import Actions, LifecycleOp, decode_actions

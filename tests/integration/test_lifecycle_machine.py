@@ -22,8 +22,9 @@ from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.contribution import participating
 from esper.kasmina.garden import Garden
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.lifecycle import Outcome
-from esper.kasmina.operations import GardenConfig, OperationResult
+from esper.kasmina.operations import OperationResult
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.slot import SlotMode
 from esper.leyline.actions import HEAD_SIZES, LifecycleOp

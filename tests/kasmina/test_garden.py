@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.kasmina.garden import Garden
-from esper.kasmina.operations import GardenConfig
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.training import clip_gradients
 from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.leyline.errors import (

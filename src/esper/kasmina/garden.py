@@ -24,12 +24,11 @@ from esper.kasmina.costs import (
     slot_costs,
     with_copies,
 )
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.governor import GradientSample, sample_gradients
 from esper.kasmina.lifecycle import Applied
 from esper.kasmina.operations import (
-    GardenConfig,
     OperationResult,
-    SlotTable,
     SlotView,
     check_immediate,
     check_number,
@@ -47,6 +46,7 @@ from esper.kasmina.saving import (
 )
 from esper.kasmina.seedbed import Seedbed, Surroundings, find_untrained, remember_loaded
 from esper.kasmina.slot import shadow_loss, straight_through
+from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames, place_slots, with_kin
 from esper.kasmina.state import SlotState, inert_seeds
 from esper.kasmina.wrapping import (

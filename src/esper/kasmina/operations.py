@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint, blueprint_names
-from esper.kasmina.contribution import Measured, record_contributions
-from esper.kasmina.costs import Limits, RowCosts, fitting_blueprints, slot_flops
-from esper.kasmina.governor import GradientSample, record_gradients
 from esper.kasmina.lifecycle import (
     Applied,
-    LifecycleConfig,
     Outcome,
-    apply_command,
-    record_epoch,
-    refuse_disagreement,
-    remove_seeds,
-    rule_view,
-    tick,
 )
-from esper.kasmina.seedbed import TrainingMode
 from esper.kasmina.slots.placement import Placement
-from esper.kasmina.state import GateConfig, SlotState, describe_failure, empty_state
+from esper.kasmina.state import GateConfig, SlotState, describe_failure
 from esper.leyline.actions import (
     HEAD_NAMES,
     PLACEHOLDERS,
@@ -40,65 +27,14 @@ from esper.leyline.actions import (
     describe_action,
     head_values,
 )
-from esper.leyline.config import option
 from esper.leyline.errors import SlotError, UsageError, unknown_name
 from esper.leyline.records import DecisionRecord, SlotRecord, copy_fields
-from esper.leyline.rules import Masks, Refusal, RuleView, build_masks
+from esper.leyline.rules import Refusal
 from esper.leyline.slots import NOOP, AxesName, Symmetry
 from esper.leyline.stages import STYLE_SPECS, AlphaAlgorithm, AlphaCurve, BlendStyle, SeedStage
-from esper.utils.process import is_debugging
 
 if TYPE_CHECKING:
     from esper.kasmina.garden import Garden
-
-
-# ---- GardenConfig: how seeds live in a garden, and how far it may grow
-
-
-@dataclass(frozen=True, kw_only=True)
-class GardenConfig(Limits):
-    """How seeds live in a garden, and how far it may grow."""
-
-    lifecycle: LifecycleConfig = option(LifecycleConfig, "The life of a seed.")
-    training_mode: TrainingMode = option(
-        "straight_through", "How a seed in TRAINING learns while the host is left alone."
-    )
-    immediate: bool = option(
-        True,
-        "Whether a `kin`, a copy of a block, is at full amplitude from the first step; otherwise "
-        "it trains alone first and is blended in, as every other seed.",
-    )
-    seed: int = option(0, "Seed of the initial weights of seeds.", minimum=0)
-
-    def limited(
-        self,
-        *,
-        max_growth: float | str | None = None,
-        max_seeds: int | None = None,
-        max_parameters: int | None = None,
-        max_added_flops: int | None = None,
-    ) -> GardenConfig:
-        """Return the same with these limits of growth; None leaves one as it is.
-
-        A factor takes the place of limits on parameters and operations that stood here before.
-        """
-        if max_growth is not None:
-            max_parameters = max_parameters or 0
-            max_added_flops = max_added_flops or 0
-        limits: dict[str, Any] = {
-            "max_growth": max_growth,
-            "max_parameters": max_parameters,
-            "max_added_flops": max_added_flops,
-        }
-        if max_seeds is not None:
-            rules = self.lifecycle.rules.replace(max_seeds=max_seeds)
-            limits["lifecycle"] = self.lifecycle.replace(rules=rules)
-        return self.replace(**{name: value for name, value in limits.items() if value is not None})
-
-    def immediate_blueprints(self) -> tuple[int, ...]:
-        """Return the ids of blueprints whose seeds are at full amplitude from the first step."""
-        blueprints = map(BLUEPRINTS.get, blueprint_names())
-        return tuple(b.id for b in blueprints if b.immediate and self.immediate)
 
 
 E = TypeVar("E", bound=IntEnum)
@@ -336,116 +272,3 @@ class SlotView:
 def slot_records(slots: Mapping[str, SlotView]) -> tuple[SlotRecord, ...]:
     """Return slots as they are now."""
     return tuple(copy_fields(SlotRecord, view, stage=view.stage.name) for view in slots.values())
-
-
-# ---- SlotTable: the one owner of what lives in the slots of rows, and of what may
-
-
-class SlotTable:
-    """The slots of R rows.
-
-    Args:
-        costs: what hosts and seeds cost, and how far each row may grow.
-        lifecycle: the constants of a seed's life.
-    """
-
-    def __init__(self, costs: RowCosts, lifecycle: LifecycleConfig) -> None:
-        """Start with nothing grown."""
-        rows, slots = costs.seeds.slot_channels.shape
-        device = costs.host_params.device
-        self.costs = costs
-        self.lifecycle = lifecycle
-        self.state: SlotState = empty_state(rows, slots, device)
-        """What lives in the slots, tensors [R, S]."""
-        self.enabled = torch.ones((rows, slots), dtype=torch.bool, device=device)
-        """Bool [R, S], the slots in use."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where everything is kept."""
-        return self.enabled.device
-
-    def flops(self) -> Tensor:
-        """Return int64 [R, S]: operations per sample of every seed and its gate."""
-        return slot_flops(self.state, self.costs.seeds)
-
-    # -- what is legal -----------------------------------------------------------------------------
-
-    def fits(self) -> Tensor:
-        """Return bool [R, S, B]: the blueprints that may be germinated now, within the limits."""
-        return fitting_blueprints(self.state, self.costs)
-
-    def view(self) -> RuleView:
-        """Return what legality depends on."""
-        return rule_view(self.state, self.enabled, self.fits())
-
-    def masks(self) -> Masks:
-        """Return what is legal now."""
-        return build_masks(self.view(), self.lifecycle.effective_rules)
-
-    # -- what changes ------------------------------------------------------------------------------
-
-    def apply(self, command: Command, immediate: Tensor) -> Applied:
-        """Carry out one operation per row.
-
-        Args:
-            command: the operations.
-            immediate: bool [R], where a seed that is germinated is at its amplitude at once.
-        """
-        state, applied = apply_command(
-            self.state,
-            command,
-            enabled=self.enabled,
-            fits=self.fits(),
-            config=self.lifecycle,
-            immediate=immediate,
-        )
-        if is_debugging():
-            refuse_disagreement(self.masks(), command, applied)
-        self.state = state
-        return applied
-
-    def tick(self) -> None:
-        """End the decision: move amplitudes, count cooldowns, forward automatic gates."""
-        self.state = tick(self.state, self.lifecycle)
-
-    def record_epoch(self, score: Tensor, gradients: GradientSample, sampled: Tensor) -> None:
-        """Count an epoch with its score, float64 [R], and gradients where they were `sampled`."""
-        self.state = record_gradients(record_epoch(self.state, score), sampled, gradients)
-
-    def record_contributions(self, measured: Measured, members: Tensor, due: Tensor) -> None:
-        """Take over what ablations showed.
-
-        Args:
-            measured: what was found.
-            members: bool [R, S], the seeds that took part.
-            due: bool [R], the rows that were measured.
-        """
-        # Also without members: what two seeds once gained together is not true for ever.
-        interaction = torch.where(due[:, None, None], measured.interaction, self.state.interaction)
-        self.state = record_contributions(
-            self.state, members, measured.worth, measured.error, interaction
-        )
-
-    def remove(self, which: Tensor) -> None:
-        """Prune at once whatever lives under `which`, bool [R, S], legal or not."""
-        self.state = remove_seeds(self.state, which)
-
-    def resize(self, sizes: Tensor) -> None:
-        """Take over how many parameters there are in every slot, int64 [R, S]."""
-        self.state = self.state.where(torch.ones_like(self.enabled), params=sizes)
-
-    @contextmanager
-    def undone_by_error(self, build: Callable[[], object]) -> Iterator[None]:
-        """Take everything back that happens within the block, if it fails.
-
-        A seed that cannot be built was never germinated. `build` makes modules agree with the
-        state again.
-        """
-        before = self.state
-        try:
-            yield
-        except BaseException:
-            self.state = before
-            build()
-            raise

@@ -36,7 +36,6 @@ from esper.kasmina.governor import (
     start_governing,
 )
 from esper.kasmina.lifecycle import Applied
-from esper.kasmina.operations import SlotTable
 from esper.kasmina.signals import (
     Rates,
     RowFacts,
@@ -47,6 +46,7 @@ from esper.kasmina.signals import (
     track_epoch,
     unknown_rates,
 )
+from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.state import SlotState, check_state
 from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.config import Config, option

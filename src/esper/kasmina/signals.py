@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.lifecycle import time_to_target, velocity
-from esper.kasmina.operations import SlotTable
+from esper.kasmina.slot_table import SlotTable
 from esper.leyline.actions import TensorRecord
 from esper.leyline.config import Config, option
 from esper.leyline.signals import HISTORY, Signals

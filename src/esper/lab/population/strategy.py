@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint_by_id, offered
-from esper.kasmina.operations import GardenConfig
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.slots.placement import place_slots
 from esper.kasmina.slots.probe import hooked
 from esper.lab.population.engine import (

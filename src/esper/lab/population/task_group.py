@@ -13,9 +13,9 @@ from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_kinds, drawn_names
 from esper.kasmina.costs import NOT_FOR_THE_SLOT, RowCosts, row_costs, slot_costs
-from esper.kasmina.operations import SlotTable
 from esper.kasmina.row_group import RowGroup, measure_by_ablation
 from esper.kasmina.signals import RateTable, RowFacts, row_facts
+from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.training import rate_factor
 from esper.lab.population.engine import (
     Condition,
