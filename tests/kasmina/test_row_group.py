@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina import operations as slot_table
+from esper.kasmina import slot_table
 from esper.kasmina.contribution import Measured
 from esper.kasmina.governor import GovernorConfig, Panic
 from esper.kasmina.lifecycle import LifecycleConfig

@@ -22,9 +22,7 @@ from esper.kasmina.lifecycle import (
     tick,
 )
 from esper.kasmina.state import SlotState, empty_state
-from esper.leyline.actions import (
-    Command,
-)
+from esper.leyline.actions import Command
 from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.utils.process import is_debugging
 
