@@ -48,7 +48,7 @@ class Setting:
         """Return the environment of a process under this setting."""
         count = str(self.threads)
         return {
-            **base,
+            **{name: value for name, value in base.items() if name != SHARE},
             **INSTRUCTION_SETS[self.instruction_set],
             "ESPER_THREADS": count,
             "OMP_NUM_THREADS": count,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def test_the_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert (said.code, said.err) == (0, "")
     found = json.loads(said.out)
     assert set(found) == {"versions", "devices", "threads", "data", "missing"}
-    assert found["threads"] == {"torch": 1}
+    assert found["threads"] == {"torch": int(os.environ["ESPER_THREADS"])}
     assert set(found["data"]) == set(TASKS.names())
     assert found["data"]["digits"] == str(tmp_path) or found["data"]["digits"] == "embedded"
     assert "was not found" in found["data"]["cifar_baseline"]
