@@ -180,9 +180,7 @@ def record_contributions(garden: Garden, found: Contributions) -> None:
 
 def carry_out(garden: Garden, actions: Actions) -> OperationResult:
     """Do what a controller chose, legal or not."""
-    command = decode_actions(actions)
-    immediate = int(command.blueprint[0]) in garden.config.immediate_blueprints()
-    return garden.carry_out(command, immediate=immediate)
+    return garden.carry_out(decode_actions(actions))
 
 
 def shake(garden: Garden) -> None:

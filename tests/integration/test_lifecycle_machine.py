@@ -227,7 +227,7 @@ class World:
                 path = [stage for stage in FORWARD if old <= stage <= new]
             elif old is SeedStage.DORMANT and new is SeedStage.BLENDING:
                 # A copy passes two gates with its germination.
-                assert self.config.immediate
+                assert self.config.lifecycle.immediate == "auto"
                 assert int(self.garden.state.blueprint[0, index]) == KIN_ID
                 path = [old, *FORWARD[:3]]
             for one, two in itertools.pairwise(path):
@@ -272,13 +272,13 @@ def make_config(**choices: Any) -> GardenConfig:
         "auto_training": choices["auto_training"],
         "auto_blending": choices["auto_blending"],
         "auto_holding": choices["auto_holding"],
+        "immediate": choices["immediate"],
     }
     return GardenConfig.from_mapping(
         {
             "lifecycle": lifecycle,
             "training_mode": choices["training_mode"],
             "max_parameters": choices["max_parameters"],
-            "immediate": choices["immediate"],
         }
     )
 
@@ -295,7 +295,7 @@ CONFIG_CHOICES: dict[str, tuple[Any, ...]] = {
     "training_mode": ("straight_through", "shadow"),
     # The host has 60 parameters, a gate 49: room for everything, for some, for next to nothing.
     "max_parameters": (0, 0, 300, 130),
-    "immediate": (True, True, False),
+    "immediate": ("auto", "auto", "none"),
 }
 
 HEADS: dict[str, tuple[int, ...]] = {

@@ -6,7 +6,10 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
+from esper.kasmina.blueprints.kin import KIN
+from esper.kasmina.blueprints.registry import blueprint_names
 from esper.kasmina.lifecycle import Applied, Outcome
 from esper.kasmina.operations import (
     OperationResult,
@@ -29,7 +32,7 @@ from esper.leyline.stages import (
     BlendStyle,
     SeedStage,
 )
-from tests.kasmina.gardens import bring, measure, stack_garden
+from tests.kasmina.gardens import Stack, bring, measure, stack_garden
 from tests.plots import record_epoch
 
 
@@ -175,3 +178,59 @@ def test_a_view_follows_its_garden() -> None:
     bring(garden, "a", SeedStage.TRAINING)
     record_epoch(garden, 50.0)
     assert (view.stage, view.age, view.epochs_in_stage) == (SeedStage.TRAINING, 1, 1)
+
+
+# -- seeds that are at full amplitude from the first step ------------------------------------------
+
+
+def freeze(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+
+
+def adapters(model: nn.Module, rule: str = "auto") -> list[list[str]]:
+    """Return, for every slot, the blueprints that are immediate there."""
+    garden = stack_garden(model, lifecycle={"immediate": rule})
+    names = blueprint_names()
+    return [[names[i] for i in row.nonzero().flatten()] for row in garden.table.immediate]
+
+
+def test_in_frozen_parts_of_a_model_what_starts_as_the_identity_is_immediate() -> None:
+    model = Stack()
+    assert adapters(model) == [[KIN]] * 3
+    freeze(model.a)
+    first, *others = adapters(model)
+    assert {"lora", "lora_large", "mlp", "norm", KIN} <= set(first)
+    assert others == [[KIN]] * 2
+    assert adapters(model, "none") == [[]] * 3
+    assert adapters(model, "all") == [first] * 3
+
+
+def test_an_adapter_learns_from_the_loss_in_the_first_step() -> None:
+    model = Stack()
+    freeze(model)
+    garden = stack_garden(model)
+    x = torch.randn(8, 4)
+    before = garden(x)
+    assert garden.germinate("b", "lora")
+    view = garden.slots["b"]
+    assert (view.stage, view.alpha) == (SeedStage.BLENDING, 1.0)
+    assert torch.equal(garden(x), before), "it changes nothing at its start"
+    optimizer = torch.optim.SGD(garden.slot_parameters("b"), lr=0.1)
+    loss = (garden(x) - torch.randn(8, 4)).square().mean()
+    loss.backward()
+    optimizer.step()
+    assert not torch.equal(garden(x), before)
+    assert garden.advance("b")
+    assert view.stage is SeedStage.HOLDING
+
+
+def test_a_seed_is_asked_to_be_immediate_in_any_model() -> None:
+    garden = stack_garden()
+    assert garden.germinate("a", "mlp", immediate=True)
+    assert garden.slots["a"].alpha == 1.0
+    model = Stack()
+    freeze(model)
+    garden = stack_garden(model)
+    assert garden.germinate("a", "mlp", immediate=False)
+    assert garden.slots["a"].stage is SeedStage.GERMINATED

@@ -198,7 +198,6 @@ class Gardener:
             facts=task_facts(self.config, horizon),
             rates=rates or self._engine.rates,
             measure=partial(measure_by_ablation, self._engine),
-            immediate=garden.config.immediate_blueprints(),
         )
         self._group.start()
         self._rollbacks = 0

@@ -34,6 +34,7 @@ from esper.kasmina.operations import (
     check_number,
     check_target,
     describe_result,
+    immediate_seeds,
     make_command,
     parse_choice,
 )
@@ -153,7 +154,8 @@ class Garden(nn.Module):
     def table(self) -> SlotTable:
         """The slots' state and what may become of it, as the settings and the model are now."""
         self._table.costs = self.costs()
-        self._table.lifecycle = self.config.lifecycle.earning
+        self._table.lifecycle = life = self.config.lifecycle.earning
+        self._table.immediate = immediate_seeds(self.model, self.placed.slots, life.immediate)
         return self._table
 
     def host_parameters(self) -> Iterator[nn.Parameter]:
@@ -219,19 +221,19 @@ class Garden(nn.Module):
             style: how the seed is mixed in.
             tempo: ticks over which it is blended in.
             alpha_target: the amplitude that it is blended in to.
-            immediate: whether it has that amplitude at once, and learns with the host from the
-                first step, without style and tempo. By default `kin` does, as `config.immediate`
-                says, and no other blueprint can.
+            immediate: whether it has that amplitude at once, without style and tempo, and learns
+                from the loss itself; by default what `config.lifecycle.immediate` says.
         """
         check_number("tempo", tempo, 1, whole=True)
         check_target(alpha_target)
         chosen, how = BLUEPRINTS.get(blueprint), parse_choice(BlendStyle, style, "style")
+        index = self._index(slot)
         if immediate is None:
-            immediate = chosen.id in self.config.immediate_blueprints()
-        check_immediate(chosen, how, immediate)
+            immediate = bool(self.table.immediate[index, chosen.id])
+        check_immediate(chosen, self.placed.slots[index].topology, how, immediate)
         command = make_command(
             LifecycleOp.GERMINATE,
-            self._index(slot),
+            index,
             blueprint=chosen.id,
             style=how,
             tempo=tempo,
@@ -281,12 +283,12 @@ class Garden(nn.Module):
         """Make a holding seed a permanent part of the network."""
         return self.carry_out(make_command(LifecycleOp.FOSSILIZE, self._index(slot)))
 
-    def carry_out(self, command: Command, *, immediate: bool = False) -> OperationResult:
-        """Apply a command of one row, and build what it asks for."""
+    def carry_out(self, command: Command, *, immediate: bool | None = None) -> OperationResult:
+        """Apply a command of one row, and build what it asks for; `immediate` as in `germinate`."""
         self.notice_training()
         table, before = self.table, self.state
         with table.undone_by_error(self._sync):
-            applied = table.apply(command, torch.tensor([immediate]))
+            applied = table.apply(command, immediate=immediate)
             self._sync()
         return self.describe(before, command, applied)
 

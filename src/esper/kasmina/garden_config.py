@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
 from esper.kasmina.costs import Limits
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.seedbed import TrainingMode
@@ -19,11 +18,6 @@ class GardenConfig(Limits):
     lifecycle: LifecycleConfig = option(LifecycleConfig, "The life of a seed.")
     training_mode: TrainingMode = option(
         "straight_through", "How a seed in TRAINING learns while the host is left alone."
-    )
-    immediate: bool = option(
-        True,
-        "Whether a `kin`, a copy of a block, is at full amplitude from the first step; otherwise "
-        "it trains alone first and is blended in, as every other seed.",
     )
     seed: int = option(0, "Seed of the initial weights of seeds.", minimum=0)
 
@@ -51,8 +45,3 @@ class GardenConfig(Limits):
             rules = self.lifecycle.rules.replace(max_seeds=max_seeds)
             limits["lifecycle"] = self.lifecycle.replace(rules=rules)
         return self.replace(**{name: value for name, value in limits.items() if value is not None})
-
-    def immediate_blueprints(self) -> tuple[int, ...]:
-        """Return the ids of blueprints whose seeds are at full amplitude from the first step."""
-        blueprints = map(BLUEPRINTS.get, blueprint_names())
-        return tuple(b.id for b in blueprints if b.immediate and self.immediate)

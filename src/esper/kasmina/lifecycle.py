@@ -29,6 +29,7 @@ from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.config import Config, option
 from esper.leyline.errors import EsperError
 from esper.leyline.rules import Masks, Refusal, RulesConfig, RuleView, allows, refusals
+from esper.leyline.slots import Immediate
 from esper.leyline.stages import STEEPNESS, AlphaAlgorithm, AlphaCurve, AlphaMode, SeedStage
 
 
@@ -97,6 +98,14 @@ def time_to_target(state: SlotState) -> Tensor:
 @dataclass(frozen=True, kw_only=True)
 class LifecycleConfig(Config):
     """The constants of a seed's life."""
+
+    immediate: Immediate = option(
+        "auto",
+        "Which seeds are at full amplitude from the first step, and learn from the loss itself: "
+        "'auto', copies of blocks, and in frozen parts of a host whatever changes nothing at its "
+        "start (adapters); 'all' of the latter in any host; 'none': every seed trains alone first "
+        "and is blended in.",
+    )
 
     gates: GateConfig = option(GateConfig, "Thresholds of the gates.")
     rules: RulesConfig = option(RulesConfig, "Constants of legality.")

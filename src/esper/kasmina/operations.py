@@ -9,9 +9,15 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from esper.kasmina.blueprints.kin import KIN
-from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint, blueprint_names
+from esper.kasmina.blueprints.registry import (
+    BLUEPRINTS,
+    Blueprint,
+    blueprint_names,
+    immediate_table,
+)
 from esper.kasmina.lifecycle import (
     Applied,
     Outcome,
@@ -30,7 +36,7 @@ from esper.leyline.actions import (
 from esper.leyline.errors import SlotError, UsageError, unknown_name
 from esper.leyline.records import DecisionRecord, SlotRecord, copy_fields
 from esper.leyline.rules import Refusal
-from esper.leyline.slots import NOOP, AxesName, Symmetry
+from esper.leyline.slots import NOOP, AxesName, Immediate, Symmetry, Topology
 from esper.leyline.stages import STYLE_SPECS, AlphaAlgorithm, AlphaCurve, BlendStyle, SeedStage
 
 if TYPE_CHECKING:
@@ -166,19 +172,36 @@ def check_target(value: float) -> None:
         raise SlotError("alpha_target must be above 0; prune the seed to take it out")
 
 
-def check_immediate(blueprint: Blueprint, style: BlendStyle, immediate: bool) -> None:
+def immediate_seeds(model: nn.Module, slots: Sequence[Placement], rule: Immediate) -> Tensor:
+    """Return bool [S, B]: which seeds are at full amplitude from the first step.
+
+    What is frozen may change while a model trains, so this holds for now.
+    """
+
+    def is_frozen(slot: Placement) -> bool:
+        own = list(model.get_submodule(slot.path).parameters())
+        return not any(parameter.requires_grad for parameter in own or model.parameters())
+
+    kinds = [(slot.topology, is_frozen(slot)) for slot in slots]
+    return immediate_table(kinds, rule, blueprint_names())
+
+
+def check_immediate(
+    blueprint: Blueprint, topology: Topology, style: BlendStyle, immediate: bool
+) -> None:
     """Refuse a seed at full amplitude from the first step that cannot be so."""
     if not immediate:
         return
-    if not blueprint.immediate:
+    if not blueprint.can_be_immediate(topology):
         raise UsageError(
-            f"a {blueprint.name!r} seed is always blended in; leave immediate=True out, which is "
-            "for 'kin'"
+            f"a {blueprint.name!r} seed changes the activation from its first step, so it has to "
+            "be blended in; leave immediate=True out, or choose a blueprint that starts as the "
+            "identity (`esper blueprints`)"
         )
     if STYLE_SPECS[style].algorithm is not AlphaAlgorithm.ADD:
         raise UsageError(
             f"style {style.name.lower()!r} is a way to blend a seed in, and a {blueprint.name!r} "
-            "seed is at full amplitude from the first step; leave the style out, or write "
+            "seed here is at full amplitude from the first step; leave the style out, or write "
             "immediate=False"
         )
 

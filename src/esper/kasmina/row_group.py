@@ -100,7 +100,6 @@ class RowGroup:
         measure: how rows are measured; `measure_by_ablation` for networks.
         rests_at_horizon: whether a row rests when it has lived through its horizon: nothing about
             it changes any more, whatever it is told to do. So rows that run together end apart.
-        immediate: ids of blueprints whose seeds are at their amplitude at once.
     """
 
     def __init__(
@@ -114,7 +113,6 @@ class RowGroup:
         facts: RowFacts,
         rates: Rates = unknown_rates,
         rests_at_horizon: bool = False,
-        immediate: Sequence[int] = (),
     ) -> None:
         """Start at epoch 0, with nothing grown."""
         self.engine = engine
@@ -137,7 +135,6 @@ class RowGroup:
         """What the last epoch showed; not remembered in snapshots."""
         self._rates = rates
         self._rests_at_horizon = rests_at_horizon
-        self._immediate = torch.tensor(list(immediate), dtype=torch.int64, device=self.device)
         self._measure = measure
         self._training: Later[EpochResult] | None = None
         """The epoch that has begun."""
@@ -178,9 +175,8 @@ class RowGroup:
         table, before, resting = self.table, self.state, self.at_rest
         op = torch.where(resting, int(LifecycleOp.WAIT), command.op.to(self.device))
         command = dataclasses.replace(command, op=op)
-        immediate = torch.isin(command.blueprint.to(self.device), self._immediate)
         with table.undone_by_error(self._build):
-            applied = table.apply(command, immediate)
+            applied = table.apply(command)
             table.tick()
             table.state = keep_rows(resting, before, table.state)
             self._build()

@@ -33,14 +33,19 @@ class SlotTable:
     Args:
         costs: what hosts and seeds cost, and how far each row may grow.
         lifecycle: the constants of a seed's life.
+        immediate: bool [S, B], which seeds are at their amplitude at once; by default none.
     """
 
-    def __init__(self, costs: RowCosts, lifecycle: LifecycleConfig) -> None:
+    def __init__(
+        self, costs: RowCosts, lifecycle: LifecycleConfig, immediate: Tensor | None = None
+    ) -> None:
         """Start with nothing grown."""
         rows, slots = costs.seeds.slot_channels.shape
         device = costs.host_params.device
         self.costs = costs
         self.lifecycle = lifecycle
+        nothing = torch.zeros(costs.seeds.seed_params.shape[1:], dtype=torch.bool)
+        self.immediate = (nothing if immediate is None else immediate).to(device)
         self.state: SlotState = empty_state(rows, slots, device)
         """What lives in the slots, tensors [R, S]."""
         self.enabled = torch.ones((rows, slots), dtype=torch.bool, device=device)
@@ -71,20 +76,25 @@ class SlotTable:
 
     # -- what changes ------------------------------------------------------------------------------
 
-    def apply(self, command: Command, immediate: Tensor) -> Applied:
+    def apply(self, command: Command, *, immediate: bool | None = None) -> Applied:
         """Carry out one operation per row.
 
         Args:
             command: the operations.
-            immediate: bool [R], where a seed that is germinated is at its amplitude at once.
+            immediate: whether seeds that are germinated are at their amplitude at once; by default
+                as the table says.
         """
+        slots, blueprints = self.immediate.shape
+        at_once = self.immediate[
+            command.slot.clamp(0, slots - 1), command.blueprint.clamp(0, blueprints - 1)
+        ]
         state, applied = apply_command(
             self.state,
             command,
             enabled=self.enabled,
             fits=self.fits(),
             config=self.lifecycle,
-            immediate=immediate,
+            immediate=at_once if immediate is None else torch.full_like(at_once, immediate),
         )
         if is_debugging():
             refuse_disagreement(self.masks(), command, applied)

@@ -33,6 +33,9 @@ BlueprintKind = Literal[
 ]
 """Roughly what a blueprint does; a stranger that does not say so is 'other'."""
 
+Immediate = Literal["auto", "all", "none"]
+"""Which seeds are at full amplitude from the first step: `LifecycleConfig.immediate`."""
+
 BLUEPRINT_KINDS: tuple[BlueprintKind, ...] = get_args(BlueprintKind)
 
 _BUILTIN: dict[str, BlueprintKind] = {

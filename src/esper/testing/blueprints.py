@@ -83,7 +83,7 @@ def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
             case.run("parameters", _check_parameters)
             for style in BlendStyle:
                 _check_in_garden(case, style)
-            if blueprint.immediate:
+            if blueprint.is_copy:
                 case.run("at once", _check_at_once)
 
 

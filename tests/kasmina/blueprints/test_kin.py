@@ -237,7 +237,7 @@ def test_it_is_switched_off_and_out_without_a_trace(case: str) -> None:
 
 @pytest.mark.parametrize("how", ["by hand", "by setting"])
 def test_it_can_be_blended_in_as_other_seeds(how: str) -> None:
-    garden, slot = make("cnn", immediate=how == "by hand")
+    garden, slot = make("cnn", lifecycle={"immediate": "auto" if how == "by hand" else "none"})
     asked = {"immediate": False} if how == "by hand" else {}
     example = CASES["cnn"][3]
     garden.eval()
@@ -271,7 +271,7 @@ def test_while_it_trains_alone_the_host_does_not_notice() -> None:
     model = Shifted()
     alone = copy.deepcopy(model)
     x = torch.randn(3, 4)
-    garden = Garden(model, ["block"], x, config=quick_config(immediate=False))
+    garden = Garden(model, ["block"], x, config=quick_config(lifecycle={"immediate": "none"}))
     assert garden.germinate("block", KIN)
     assert garden.advance("block")
     for one in (garden, alone):
@@ -293,7 +293,7 @@ def test_an_amplitude_below_one_is_reached_at_once_too() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"blueprint": "norm", "immediate": True}, "'norm' seed is always blended in"),
+        ({"blueprint": "conv_light", "immediate": True}, "so it has to be blended in"),
         ({"blueprint": KIN, "style": "gated_gate"}, r"leave the style out, or write immediate=F"),
     ],
 )

@@ -33,6 +33,7 @@ from esper.leyline.stages import BlendStyle, SeedStage
 from tests.lab.population.plugins import Deciding, OddSeed, odd_task, plugged_in
 from tests.lab.population.tiny_tasks import (
     MIXED,
+    QUICK,
     Explorer,
     TinyImages,
     TinyText,
@@ -577,3 +578,24 @@ def test_a_measurement_of_nothing_is_empty() -> None:
         loss, correct = population.groups[0].engine.measure([nothing, nothing])
         assert loss.shape == (0, 12)
         assert correct is None
+
+
+def test_seeds_at_full_amplitude_from_the_first_step_are_the_same_in_a_stack() -> None:
+    life = QUICK.replace(immediate="all")
+    tasks = (TinyText, TinyValues)
+    plain = make_population(tasks, (2, 2), precision="float64", lifecycle=life)
+    together = make_population(tasks, (2, 2), "stacked", precision="float64", lifecycle=life)
+    steps = [germinate("lora"), {"op": 0}, advance(), {"op": 0}, {"op": 4, "slot": 0}, {"op": 0}]
+    with populations(plain, together):
+        plain.reset()
+        together.reset()
+        for number, step in enumerate(steps):
+            # One row of each task has another seed, and begins later.
+            other = {"op": 0} if number == 0 else germinate("mlp", 0)
+            for population in (plain, together):
+                signals = do(population, step, other if number < 2 else step, step, step)
+                if number == 0:
+                    assert signals.alpha[0, 0] == signals.alpha[2, 0] == 1.0
+                    assert signals.alpha[1, 0] == 0.0
+            assert_rows_agree(plain, together, 1e-9, least=1e-3)
+        assert plain.signals().stage[0, 0] == SeedStage.FOSSILIZED

@@ -27,7 +27,10 @@ def test_the_document_has_sizes_and_topologies(capsys: pytest.CaptureFixture[str
     size = count_parameters(BLUEPRINTS.get("conv_light"), 64, "cnn")
     assert conv["parameters"]["cnn"]["64"] == size
     assert all(row["note"] for row in rows)
-    assert [row["name"] for row in rows if row["immediate"]] == ["kin"]
+    immediate = {row["name"]: row["immediate"] for row in rows}
+    assert immediate["kin"] == ["cnn", "sequence", "vector"]
+    assert immediate["lora"] == ["sequence", "vector"]
+    assert immediate["conv_light"] == []
     assert next(row for row in rows if row["name"] == "kin")["parameters"] == {}
 
 

@@ -36,7 +36,6 @@ BLUEPRINTS.register(
         topologies=TOPOLOGIES,
         identity_at_start=(),
         note="Copy of the block in front of the slot, with its optimizer state.",
-        immediate=True,
     ),
 )
 

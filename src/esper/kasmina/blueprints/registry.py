@@ -23,6 +23,7 @@ from esper.leyline.slots import (
     NOOP,
     TOPOLOGIES,
     BlueprintKind,
+    Immediate,
     Symmetry,
     Topology,
     is_causal,
@@ -74,13 +75,15 @@ class Blueprint:
     """One sentence for `esper blueprints`."""
     kind: BlueprintKind = "other"
     """Roughly what it does, for controllers that never met it."""
-    immediate: bool = False
-    """Whether a seed is at full amplitude from the first step, where nothing else is asked for."""
 
     @property
     def is_copy(self) -> bool:
         """Whether a seed is a copy of the block in front of its slot."""
         return self.module is None
+
+    def can_be_immediate(self, topology: Topology) -> bool:
+        """Whether a seed may be at full amplitude from the first step: a copy, or the identity."""
+        return self.is_copy or topology in self.identity_at_start
 
     @property
     def id(self) -> int:
@@ -201,6 +204,27 @@ def selectable(topology: Topology) -> tuple[int, ...]:
         index
         for index, name in enumerate(blueprint_names())
         if index != NOOP and is_for_it(BLUEPRINTS.get(name))
+    )
+
+
+def immediate_table(
+    slots: Sequence[tuple[Topology, bool]], rule: Immediate, names: Sequence[str]
+) -> Tensor:
+    """Return bool [S, B]: which seeds are at full amplitude from the first step.
+
+    Args:
+        slots: the topology of each, and whether what stands in front of it is frozen.
+        rule: `LifecycleConfig.immediate`.
+        names: the blueprints, at the index that is their id.
+    """
+
+    def is_immediate(blueprint: Blueprint, topology: Topology, is_frozen: bool) -> bool:
+        wanted = rule == "all" or (rule == "auto" and (blueprint.is_copy or is_frozen))
+        return wanted and blueprint.can_be_immediate(topology)
+
+    chosen = [BLUEPRINTS.get(name) for name in names]
+    return torch.tensor(
+        [[is_immediate(blueprint, *slot) for blueprint in chosen] for slot in slots]
     )
 
 

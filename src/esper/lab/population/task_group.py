@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints.registry import blueprint_kinds, drawn_names
+from esper.kasmina.blueprints.registry import blueprint_kinds, drawn_names, immediate_table
 from esper.kasmina.costs import NOT_FOR_THE_SLOT, RowCosts, row_costs, slot_costs
 from esper.kasmina.row_group import RowGroup, measure_by_ablation
 from esper.kasmina.signals import RateTable, RowFacts, row_facts
@@ -107,7 +107,16 @@ class TaskGroup(RowGroup):
             keys,
             config,
             measure=lambda members, which: measure_by_ablation(self.engine, members, which),
-            table=SlotTable(condition_costs(conditions, engine), config.lifecycle),
+            table=SlotTable(
+                condition_costs(conditions, engine),
+                config.lifecycle,
+                # Hosts of tasks train as a whole.
+                immediate_table(
+                    [(slot.topology, False) for slot in engine.slots],
+                    config.lifecycle.immediate,
+                    drawn_names(),
+                ),
+            ),
             facts=condition_facts(conditions),
             rates=condition_rates(conditions),
             rests_at_horizon=True,

@@ -83,7 +83,7 @@ def describe_blueprints() -> list[dict[str, Any]]:
                 "kind": blueprint.kind,
                 "topologies": list(blueprint.topologies),
                 "identity_at_start": list(blueprint.identity_at_start),
-                "immediate": blueprint.immediate,
+                "immediate": [t for t in blueprint.topologies if blueprint.can_be_immediate(t)],
                 "parameters": {
                     topology: {
                         str(width): count_parameters(blueprint, width, topology)

@@ -1,0 +1,475 @@
+"""Networks that no controller has seen: does the default help, or leave them alone at least?
+
+    python -m benchmarks strangers run --data DATA --out research/strangers/results.jsonl
+    python -m benchmarks strangers summary research/strangers/results.jsonl
+
+Seven networks as people write them, small enough that growing may pay: a ViT, a GRU language model,
+GPT-2 of `transformers`, a Conv1d network, an MLP for regression, a graph network, a ResNet with
+BatchNorm. Each is grown with four seeds by three fixed schedules and by controllers, each time
+beside its twin on the same batches. Scores are those of the test split: points, or losses with
+their sign turned. The default has to get half of what the best schedule gains where that is more
+than two standard errors, and must not be below the twin elsewhere.
+
+`run` goes on where it stopped. DATA has the images that `python -m benchmarks depth images` makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import sysconfig
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.table import print_table
+
+Batches = list[tuple[Any, Any]]
+Splits = tuple[Batches, Batches, Batches]
+
+EPOCHS, SEEDS, BATCH = 30, 4, 64
+MAX_GROWTH = 2.0
+BLUEPRINTS = ["conv_heavy", "mlp", "conv_light", "mlp_small", "lora"]
+SCHEDULES: dict[str, list[dict[str, Any]]] = {
+    "late slot, early": [{"epoch": "10%", "op": "grow", "slot": "100%", "blueprint": BLUEPRINTS}],
+    "middle slot, later": [{"epoch": "25%", "op": "grow", "slot": "50%", "blueprint": BLUEPRINTS}],
+    "two slots": [
+        {"epoch": "10%", "op": "grow", "slot": "100%", "blueprint": BLUEPRINTS},
+        {"epoch": "30%", "op": "grow", "slot": "0%", "blueprint": BLUEPRINTS},
+    ],
+}
+CONTROLLERS = ("tamiyo", "heuristic", "plateau")
+DEFAULT = CONTROLLERS[0]
+
+
+# ---- The networks
+
+
+class ViT(nn.Module):
+    """Two blocks over 16 patches."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.places = nn.Parameter(torch.randn(1, 16, width) * 0.02)
+        self.blocks = nn.Sequential(*(EncoderBlock(width) for _ in range(2)))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify images."""
+        x = self.patches(x).flatten(2).mT + self.places
+        out: Tensor = self.head(self.blocks(x).mean(1))
+        return out
+
+
+class EncoderBlock(nn.Module):
+    """Attention and a perceptron, each on a normalised input and added to it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the tokens, each having looked at all."""
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v))
+        return x + self.mlp(self.norm2(x))
+
+
+class Recurrent(nn.Module):
+    """A language model of two GRUs."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(128, width)
+        self.first = nn.GRU(width, width, batch_first=True)
+        self.second = nn.GRU(width, width, batch_first=True)
+        self.head = nn.Linear(width, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict the next byte."""
+        out: Tensor = self.head(self.second(self.first(self.embed(x))[0])[0])
+        return out
+
+
+def make_gpt2() -> nn.Module:
+    """Return a GPT-2 of two blocks."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            settings = GPT2Config(
+                vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=2,
+                n_inner=32, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            )  # fmt: skip
+            self.gpt2 = GPT2LMHeadModel(settings)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.gpt2(x).logits  # type: ignore[no-any-return]
+
+    return Logits()
+
+
+def make_conv1d() -> nn.Module:
+    """Return three convolutions over a wave."""
+    layers: list[nn.Module] = []
+    for inside, outside in ((1, 8), (8, 8), (8, 16)):
+        part = nn.Sequential(nn.Conv1d(inside, outside, 5, 2, 2), nn.ReLU())
+        layers.append(part)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, 8))
+
+
+def make_mlp() -> nn.Module:
+    """Return a narrow perceptron with one number as its output."""
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(10, 24), nn.ReLU()),
+        nn.Sequential(nn.Linear(24, 24), nn.ReLU()),
+        nn.Sequential(nn.Linear(24, 24), nn.ReLU()),
+        nn.Linear(24, 1),
+    )
+
+
+class Graph(nn.Module):
+    """Two rounds of messages between the nodes of dense graphs."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, width)
+        self.rounds = nn.ModuleList(Messages(width) for _ in range(2))
+        self.head = nn.Linear(width, 6)
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        """Classify graphs."""
+        x = self.embed(nodes)
+        for each in self.rounds:
+            x = each(x, edges)
+        out: Tensor = self.head(x.mean(1))
+        return out
+
+
+class Messages(nn.Module):
+    """What neighbours say is added to every node."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.own, self.theirs = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        """Return the nodes after one round."""
+        return x + torch.relu(self.own(x) + self.theirs(edges @ x / 4))
+
+
+class ResNet(nn.Module):
+    """Three residual blocks with BatchNorm."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, 1, 1), nn.BatchNorm2d(width), nn.ReLU())
+        self.layer1 = Residual(width, width, 1)
+        self.layer2 = Residual(width, 2 * width, 2)
+        self.layer3 = Residual(2 * width, 2 * width, 1)
+        self.head = nn.Linear(2 * width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify images."""
+        x = self.layer3(self.layer2(self.layer1(self.stem(x))))
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.bn1, self.bn2 = nn.BatchNorm2d(outside), nn.BatchNorm2d(outside)
+        same = stride == 1 and inside == outside
+        self.around = nn.Identity() if same else nn.Conv2d(inside, outside, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
+        out = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return torch.relu(out + self.around(x))
+
+
+# ---- Their data, drawn anew for every seed
+
+
+def _split(inputs: Sequence[Tensor], targets: Tensor, train: int, held_out: int) -> Splits:
+    def part(start: int, end: int) -> Batches:
+        xs = [x[start:end].split(BATCH) for x in inputs]
+        return [(*x, y) for *x, y in zip(*xs, targets[start:end].split(BATCH), strict=True)]
+
+    ends = (train, train + held_out, train + 3 * held_out)
+    return part(0, ends[0]), part(ends[0], ends[1]), part(ends[1], ends[2])
+
+
+@lru_cache(maxsize=1)
+def _cifar(folder: Path) -> tuple[Tensor, Tensor]:
+    with np.load(folder / "cifar16-all.npz") as file:
+        x, y = torch.from_numpy(file["x_train"]), torch.from_numpy(file["y_train"])
+    return (x.float() - 120) / 60, y.long()
+
+
+def images(folder: Path, seed: int) -> Splits:
+    """Return 3,000 images of CIFAR-10 to train on."""
+    x, y = _cifar(folder)
+    chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:6000]
+    return _split([x[chosen]], y[chosen], 3000, 1000)
+
+
+@lru_cache(maxsize=1)
+def _sources() -> Tensor:
+    """Return the standard library's own text, bytes above 127 as 127."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    text = b"".join(file.read_bytes() for file in files)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).clamp(max=127).long()
+
+
+def text(folder: Path, seed: int) -> Splits:
+    """Return 3,000 windows of 32 bytes."""
+    source = _sources()
+    starts = torch.randint(len(source) - 33, (6000,), generator=torch.Generator().manual_seed(seed))
+    windows = source[starts[:, None] + torch.arange(33)]
+    return _split([windows[:, :-1]], windows[:, 1:], 3000, 1000)
+
+
+def waves(folder: Path, seed: int) -> Splits:
+    """Return sums of two tones in noise; the class says which pair of eight."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(8, (5000,), generator=draw)
+    low, high = 3 + y % 4, 9 + 2 * (y // 4) + y % 2
+    time_ = torch.linspace(0, 2 * torch.pi, 128)
+    phases = 2 * torch.pi * torch.rand(2, 5000, 1, generator=draw)
+    tones = [torch.sin(f[:, None] * time_ + p) for f, p in zip((low, high), phases, strict=True)]
+    x = sum(tones) + 1.5 * torch.randn(5000, 128, generator=draw)
+    return _split([x.unsqueeze(1)], y, 2000, 1000)
+
+
+def numbers(folder: Path, seed: int) -> Splits:
+    """Return Friedman's first function of ten numbers, with noise."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.rand(5000, 10, generator=draw)
+    y = 10 * torch.sin(torch.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2
+    y = (y + 10 * x[:, 3] + 5 * x[:, 4] + torch.randn(5000, generator=draw) - 14.4) / 5
+    return _split([x - 0.5], y.unsqueeze(1), 2000, 1000)
+
+
+def graphs(folder: Path, seed: int) -> Splits:
+    """Return graphs of 12 nodes; the class says how many of their triangles there are."""
+    draw = torch.Generator().manual_seed(seed)
+    nodes = torch.randn(5000, 12, 4, generator=draw)
+    near = torch.cdist(nodes, nodes) + 0.5 * torch.rand(5000, 12, 12, generator=draw)
+    edges = ((near + near.mT) / 2 < 2.4).float()
+    edges.diagonal(dim1=1, dim2=2).zero_()
+    triangles = (edges @ edges @ edges).diagonal(dim1=1, dim2=2).sum(1) / 6
+    y = torch.bucketize(triangles, torch.quantile(triangles, torch.arange(1, 6) / 6))
+    return _split([torch.randn(5000, 12, 4, generator=draw), edges], y, 2000, 1000)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network with its data."""
+
+    make: Callable[[], nn.Module]
+    data: Callable[[Path, int], Splits]
+    loss: str = "classification"
+    rate: float = 3e-3
+
+
+CASES = {
+    "vit": Case(ViT, images),
+    "gru": Case(Recurrent, text, "language"),
+    "gpt2": Case(make_gpt2, text, "language"),
+    "conv1d": Case(make_conv1d, waves),
+    "mlp": Case(make_mlp, numbers, "regression", 1e-2),
+    "graph": Case(Graph, graphs),
+    "resnet": Case(ResNet, images),
+}
+
+
+# ---- Running and telling
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A schedule for any host."""
+
+    entries: Sequence[dict[str, Any]]
+
+    def controller(self, context: Any) -> Any:
+        """Return what carries it out on a host."""
+        from esper.tamiyo.controllers.schedule import ScheduleController, parse_schedule
+
+        return ScheduleController([parse_schedule(self.entries, context)], context, is_quiet=True)
+
+
+class Shuffled:
+    """Batches in another order every epoch."""
+
+    def __init__(self, batches: Batches, seed: int) -> None:
+        self._batches, self._seed, self._epoch = batches, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the order of this epoch."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Any:
+        draw = torch.Generator().manual_seed(1000 * self._seed + self._epoch)
+        order = torch.randperm(len(self._batches), generator=draw).tolist()
+        return iter([self._batches[index] for index in order])
+
+
+def run_one(case: str, arm: str, seed: int, folder: Path, epochs: int = EPOCHS) -> dict[str, Any]:
+    """Grow one network beside its twin; return what came of both."""
+    import esper
+    from esper.leyline.errors import EsperWarning
+
+    chosen = CASES[case]
+    torch.manual_seed(seed)
+    model = chosen.make()
+    train, val, test = chosen.data(folder, seed)
+    started = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EsperWarning)
+        grown = esper.grow(
+            model,
+            train=Shuffled(train, seed),
+            val=val,
+            test=test,
+            epochs=epochs,
+            loss=chosen.loss,
+            controller=Fixed(SCHEDULES[arm]) if arm in SCHEDULES else arm,  # type: ignore[arg-type]
+            optimizer=partial(torch.optim.AdamW, lr=chosen.rate),
+            scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs),
+            max_growth=MAX_GROWTH,
+            seed=seed,
+            twin=True,
+        )
+    told = grown.summary
+    return {
+        "case": case,
+        "arm": arm,
+        "seed": seed,
+        "score": told.test_score,
+        "twin": told.twin_test_score,
+        "growth": told.parameters_after / told.parameters_before,
+        "seeds": [f"{one.blueprint} at {one.slot}: {one.fate}" for one in told.seeds],
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what is missing, or print the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks strangers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    run = verbs.add_parser("run", help="grow what is not in the results yet")
+    run.add_argument("--data", type=Path, required=True, help="folder with cifar16-all.npz")
+    run.add_argument("--out", type=Path, required=True, help="results, a line of JSON a network")
+    run.add_argument("--cases", nargs="+", choices=tuple(CASES), default=tuple(CASES))
+    run.add_argument("--arms", nargs="+", default=(*SCHEDULES, *CONTROLLERS))
+    run.add_argument("--seeds", type=int, default=SEEDS)
+    summary = verbs.add_parser("summary", help="print the table of what was measured")
+    summary.add_argument("results", type=Path)
+    options = parser.parse_args(arguments)
+    if options.verb == "summary":
+        print_summary(_read(options.results))
+        return 0
+    torch.set_num_threads(1)
+    done = {(each["case"], each["arm"], each["seed"]) for each in _read(options.out)}
+    todo = [
+        (case, arm, seed)
+        for seed in range(options.seeds)
+        for case in options.cases
+        for arm in options.arms
+        if (case, arm, seed) not in done
+    ]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for number, (case, arm, seed) in enumerate(todo, start=1):
+        found = run_one(case, arm, seed, options.data)
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
+        print(
+            f"{number} of {len(todo)}: {case}, {arm}, seed {seed}: {found['score']:.4g}, twin "
+            f"{found['twin']:.4g}, {found['growth']:.2f} times the size, {found['seconds']:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+    return 0
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
+
+
+def print_summary(records: Sequence[dict[str, Any]]) -> None:
+    """Print, for every network, the gain of each arm over the twin with its standard error."""
+    arms = list(dict.fromkeys(one["arm"] for one in records))
+    rows = []
+    for case in CASES:
+        gains = {
+            arm: [o["score"] - o["twin"] for o in records if (o["case"], o["arm"]) == (case, arm)]
+            for arm in arms
+        }
+        if not any(gains.values()):
+            continue
+        twins = [one["twin"] for one in records if one["case"] == case]
+        rows.append(
+            [case, f"{fmean(twins):.4g}", *(_told(gains[arm]) for arm in arms), _verdict(gains)]
+        )
+    print_table(["network", "twin", *arms, "default"], rows)
+
+
+def _told(gains: Sequence[float]) -> str:
+    if not gains:
+        return ""
+    error = f" ± {_error(gains):.2g}" if len(gains) > 1 else ""
+    return f"{fmean(gains):+.3g}{error}"
+
+
+def _error(gains: Sequence[float]) -> float:
+    return stdev(gains) / math.sqrt(len(gains))
+
+
+def _verdict(gains: dict[str, list[float]]) -> str:
+    """Return whether the default does what it has to."""
+    own = gains.get(DEFAULT, [])
+    tried = [gains[arm] for arm in SCHEDULES if len(gains.get(arm, ())) > 1]
+    if len(own) < 2 or not tried:
+        return "not measured"
+    best = max(tried, key=fmean)
+    if fmean(best) > 2 * _error(best):
+        share = fmean(own) / fmean(best)
+        return f"{share:.0%} of the best schedule" + ("" if share >= 0.5 else ": too little")
+    middle = median(own)
+    return f"median {middle:+.3g}" + ("" if middle >= 0 else ": harm")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
