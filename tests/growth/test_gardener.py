@@ -257,9 +257,10 @@ def test_a_gardener_says_at_its_start_that_a_run_is_too_short(
 def test_a_learned_controller_is_not_trusted_with_a_host_that_does_not_train() -> None:
     garden = make_garden()
     garden.model.requires_grad_(False)
-    with pytest.warns(EsperWarning, match=r"nothing of the model trains.*controller='heuristic'"):
-        Gardener(garden, "tamiyo", 60)
-    Gardener(garden, "heuristic", 60)
+    gardener = Gardener(garden, "tamiyo", 60)
+    with pytest.warns(EsperWarning, match=r"\(nothing of its host trains\), so rules decide"):
+        gardener.step(constant)
+    assert "chance of germinating" not in gardener.history[-1].decision.reason
 
 
 def test_a_horizon_is_kept() -> None:

@@ -138,9 +138,4 @@ def startup_warning(
             f"{learned} or more, and may act too late for a seed to be blended in; train for "
             f"{math.ceil(LEAST_SHARE * learned)} or more, or {_RULES}"
         )
-    if not garden.count_host_parameters():
-        return (
-            "nothing of the model trains, which no controller has learned with; this one may only "
-            f"wait: {_RULES}"
-        )
     return None

@@ -116,7 +116,9 @@ class EpochRecorder:
 
 def _explanation_rows(epoch: EpochRecord, controller: Controller) -> Iterator[Row]:
     """Return why a learned controller decided as it did; it can be asked only now."""
-    if epoch.decision is not None and isinstance(controller, LearnedController):
+    if epoch.decision is None or not isinstance(controller, LearnedController):
+        return
+    if controller.decides():
         yield EventRow(
             step=epoch.epoch,
             # A history that is written at once, after a store was lost, has none.

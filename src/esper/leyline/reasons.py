@@ -36,7 +36,7 @@ class Why(StrEnum):
     TOO_LATE = "too few epochs were left for a seed"
     FULL = "no slot could take a seed"
     DEVELOPING = "a seed was developing"
-    LEARNED = "that is what it has learned to do"
+    LEARNED = "it expected nothing from a seed"
     STRANGE = "the run is much shorter than those it has learned in"
     HARM = "it did harm"
     RANSOM = "the network had only come to depend on it"
@@ -50,8 +50,7 @@ ADVICE: dict[Why, str] = {
     Why.TOO_LATE: "train for more epochs",
     Why.FULL: "raise the limits (max_growth=3.0, max_seeds, max_parameters, max_added_flops; where "
     "there are none, a learned controller keeps its own) or name more slots",
-    Why.LEARNED: "let rules decide (controller='heuristic') if the network is unlike those that "
-    "the controller was trained on, which for tamiyo esper.Tamiyo.from_pretrained().card tells",
+    Why.LEARNED: "train for more epochs, or let rules decide (controller='heuristic')",
     Why.STRANGE: "train for more epochs, or let rules decide (controller='heuristic')",
     Why.DEVELOPING: "train for more epochs: the last seed had not been blended in",
 }
@@ -261,12 +260,16 @@ def _is_on_its_way(slot: SlotRecord) -> bool:
 
 def _tell_waiting(history: Sequence[EpochRecord]) -> str:
     decisions = [record.decision for record in history if record.decision is not None]
-    counts = Counter(
-        decision.reason for decision in decisions if decision.op == "WAIT" and decision.reason
-    )
+    reasons_given = [one.reason for one in decisions if one.op == "WAIT" and one.reason]
+    # Figures differ from one decision to the next: those of the last are told.
+    counts = Counter(reason.partition(" (")[0] for reason in reasons_given)
+    last = {reason.partition(" (")[0]: reason for reason in reasons_given}
     waited = sum(decision.op == "WAIT" for decision in decisions)
     told = f"Nothing grew: the controller waited in {waited} of {len(decisions)} decisions"
-    reasons = [f"{count} because {reason}" for reason, count in counts.most_common()]
+    reasons = [
+        f"{count} because {last[why].replace(' (', ' (at last: ' if count > 1 else ' (')}"
+        for why, count in counts.most_common()
+    ]
     return f"{told}: {', '.join(reasons)}." if reasons else f"{told}."
 
 
@@ -314,6 +317,30 @@ def _named(seed: SeedRecord) -> str:
 
 
 # ---- Records and figures in words
+
+
+_STILL = 0.0005
+"""Change of the loss in an epoch, as a share of it, that counts as none."""
+
+
+def describe_progress(losses: Sequence[float], epoch: int, horizon: int) -> str:
+    """Return how the validation loss moves and how long the run still is, in a few words.
+
+    Args:
+        losses: of the last epochs, newest last; NaN where not yet there.
+        epoch: epochs done.
+        horizon: epochs of the whole run.
+    """
+    known = [loss for loss in losses if math.isfinite(loss)]
+    count = horizon - epoch
+    left = f"{count} epoch{'s' * (count != 1)} left"
+    if len(known) < 2 or min(known) <= 0:
+        return left
+    change = (known[-1] / known[0]) ** (1 / (len(known) - 1)) - 1
+    if abs(change) < _STILL:
+        return f"validation loss stands still, {left}"
+    moves = "falls" if change < 0 else "rises"
+    return f"validation loss {moves} by {100 * abs(change):.1f} % an epoch, {left}"
 
 
 def epoch_line(record: EpochRecord) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,12 @@ import esper
 from esper.lab.tasks import get_family
 from esper.lab.tasks.member import GROWTH_LIMIT
 from esper.leyline.controller import ControllerContext, GrowthLimits
-from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
+from esper.leyline.rules import Masks
+from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import (
+    HeuristicController,
+    LearnedController,
     Tamiyo,
     TamiyoController,
     make_controller,
@@ -89,6 +95,7 @@ def test_battery() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 3, 7, 16])
+@pytest.mark.filterwarnings("ignore:.*unlike those that tamiyo has learned on")
 def test_it_serves_hosts_of_1_to_16_slots(shipped: Tamiyo, slots: int) -> None:
     controller = make_controller(shipped, context(slots))
     assert isinstance(controller, TamiyoController)
@@ -238,3 +245,70 @@ def test_a_maker_is_no_controller_until_it_has_a_host(shipped: Tamiyo) -> None:
     assert made.state_dict()["state"] is None
     with pytest.raises(UsageError, match="must be a name or an object"):
         make_controller(Tamiyo, ControllerContext(slot_names=("a",)))  # type: ignore[arg-type]
+
+
+# -- networks unlike those that it learned on ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def first_decision() -> tuple[Signals, Masks]:
+    """Two networks after their first epoch, the second of them much larger than any it saw."""
+    population = esper.Population("digits_mlp", 2, device="cpu", strategy="stacked", horizon=60)
+    signals, masks = population.reset(), population.masks()
+    population.close()
+    large = torch.tensor([int(signals.params[0]), int(0.8 * signals.budget[1])])
+    within = {"param_limit": 2 * large, "flop_limit": 2 * signals.flops}
+    return replace(signals, params=large, host_params=large.clone(), **within), masks
+
+
+def pair(shipped: Tamiyo) -> tuple[TamiyoController, LearnedController]:
+    own = shipped.controller(context(3))
+    policy = LearnedController(shipped.policy, context(3), greedy=True)
+    for controller in (own, policy):
+        controller.reset(2, "cpu")
+    return own, policy
+
+
+def test_rules_decide_for_a_network_unlike_all_that_it_saw(
+    shipped: Tamiyo, first_decision: tuple[Signals, Masks]
+) -> None:
+    signals, masks = first_decision
+    own, policy = pair(shipped)
+    rules = HeuristicController(context(3))
+    rules.reset(2, "cpu")
+    with pytest.warns(EsperWarning, match=r"1 of 2 networks are unlike .* \(budget_used is \d+\."):
+        found = own.act(signals, masks)
+    learned, written = policy.act(signals, masks), rules.act(signals, masks)
+    assert (own.decides(0), own.decides(1)) == (True, False)
+    for head, values in found.items():
+        assert values.tolist() == [int(learned[head][0]), int(written[head][1])]
+    assert own.reasons() == [policy.reasons()[0], rules.reasons()[1]]
+    # It is told once, and decided by what was known at first.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        own.act(replace(signals, params=signals.params[[0, 0]]), masks)
+    assert not own.decides(1)
+
+
+def test_what_was_found_of_a_network_is_remembered(
+    shipped: Tamiyo, first_decision: tuple[Signals, Masks]
+) -> None:
+    own, other = pair(shipped)[0], pair(shipped)[0]
+    with pytest.warns(EsperWarning, match="unlike those"):
+        own.act(*first_decision)
+    other.load_state_dict(own.state_dict())
+    assert (other.decides(0), other.decides(1)) == (True, False)
+    mine, theirs = own.act(*first_decision), other.act(*first_decision)
+    assert all(torch.equal(mine[head], theirs[head]) for head in mine)
+
+
+def test_limits_beyond_those_it_learned_under_do_not_make_it_wait(
+    shipped: Tamiyo, first_decision: tuple[Signals, Masks]
+) -> None:
+    signals, masks = first_decision
+    wide = replace(signals, params=signals.params[[0, 0]], host_params=signals.params[[0, 0]])
+    wide = replace(wide, param_limit=20 * wide.params)
+    own = pair(shipped)[0]
+    with pytest.warns(EsperWarning, match=r"2 of 2 networks .*\(param_limit_left is"):
+        own.act(wide, masks)
+    assert not own.decides()

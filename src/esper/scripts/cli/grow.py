@@ -350,4 +350,4 @@ def _reasons(growth: Any, record: Any, options: argparse.Namespace) -> list[str]
     asked = options.verbose and record.decision is not None
     if not asked or not isinstance(controller, LearnedController):
         return []
-    return controller.explain().lines()
+    return controller.explain().lines() if controller.decides() else []

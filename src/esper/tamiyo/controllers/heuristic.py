@@ -20,7 +20,7 @@ from torch import Tensor
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.config import Config, option
 from esper.leyline.controller import ControllerContext, pace, shortened
-from esper.leyline.reasons import Why
+from esper.leyline.reasons import Why, describe_progress
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import (
@@ -115,6 +115,9 @@ class RowMemory:
         seeds = {seed.pop("slot"): SeedMemory(**seed) for seed in copies}
         return cls(**{**plain, "penalties": dict(plain["penalties"]), "seeds": seeds})
 
+
+_BY_PROGRESS = (Why.NOT_SETTLED, Why.NO_PLATEAU, Why.EARLY, Why.TOO_LATE)
+"""Reasons that the course of the loss explains."""
 
 Verdict = tuple[Choice, str]
 """A choice and the reason for it, empty where there is none to tell."""
@@ -259,7 +262,8 @@ class HeuristicController:
         )
         for is_in_the_way, why in obstacles:
             if is_in_the_way:
-                return WAIT, why
+                told = describe_progress(row.loss_history, row.epoch, row.horizon)
+                return WAIT, f"{why} ({told})" if why in _BY_PROGRESS else why
         slot = legal.index(True)
         tempo = max(epochs for epochs in TEMPO_EPOCHS if epochs <= max(within(5), TEMPO_EPOCHS[0]))
         return {

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp, choice_text, head_values
 from esper.leyline.controller import CALM_SHARE, ControllerContext, GrowthLimits, is_strange
 from esper.leyline.errors import CheckpointError, UsageError
-from esper.leyline.reasons import Why
+from esper.leyline.reasons import Why, describe_progress
 from esper.leyline.records import Plain
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
@@ -231,8 +231,8 @@ class _Decision:
     step: PolicyStep
     could_germinate: Tensor
     """bool [R]"""
-    max_epochs: Tensor
-    """int64 [R], how long the runs are."""
+    signals: Signals
+    """What it was made by."""
 
 
 @register_controller("learned")
@@ -328,9 +328,7 @@ class LearnedController:
                 only = F.one_hot(op, len(LifecycleOp)).bool()
                 step = decide(replace(own, op=only)).with_op_of(step)
         could_germinate = own.op[:, LifecycleOp.GERMINATE]
-        self._last = _Decision(
-            raw, observation, blueprints, before, step, could_germinate, signals.max_epochs
-        )
+        self._last = _Decision(raw, observation, blueprints, before, step, could_germinate, signals)
         self._hidden = step.hidden
         self._step += 1
         actions = self._host_actions(step, masks)
@@ -343,12 +341,26 @@ class LearnedController:
         if last is None:
             return ()
         waited = (last.step.op == LifecycleOp.WAIT) & last.could_germinate
-        learned = self.policy.horizon
-        strange = f"{Why.STRANGE} ({learned} epochs or more)"
+        chances = last.step.op_chances[:, LifecycleOp.GERMINATE]
         return [
-            (strange if is_strange(epochs, learned) else Why.LEARNED) if has_waited else ""
-            for has_waited, epochs in zip(waited.tolist(), last.max_epochs.tolist(), strict=True)
+            self._why_waited(row, chance) if has_waited else ""
+            for row, (has_waited, chance) in enumerate(
+                zip(waited.tolist(), chances.tolist(), strict=True)
+            )
         ]
+
+    def _why_waited(self, row: int, chance: float) -> str:
+        assert self._last is not None
+        signals, learned = self._last.signals, self.policy.horizon
+        epoch, horizon = int(signals.epoch[row]), int(signals.max_epochs[row])
+        if is_strange(horizon, learned):
+            return f"{Why.STRANGE} ({learned} epochs or more)"
+        progress = describe_progress(signals.loss_history[row].tolist(), epoch, horizon)
+        return f"{Why.LEARNED} (chance of germinating {100 * chance:.0f} %, {progress})"
+
+    def decides(self, row: int = 0) -> bool:
+        """Return whether the policy itself decides in a row."""
+        return True
 
     def explain(self, row: int = 0) -> Explanation:
         """Return why the last decision of a row came out as it did."""

@@ -19,13 +19,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 from esper._version import __version__
 from esper.leyline.actions import HEAD_VALUES
 from esper.leyline.controller import ControllerContext, GrowthLimits
-from esper.leyline.errors import CheckpointError, EsperError, UsageError, reason_of
+from esper.leyline.errors import CheckpointError, EsperError, UsageError, reason_of, warn
+from esper.leyline.rules import Masks
+from esper.leyline.signals import Signals
+from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import (
     UNUSABLE,
@@ -118,17 +123,119 @@ class Tamiyo:
 
     def controller(self, context: ControllerContext) -> TamiyoController:
         """Return what acts by it on a host with these slots and blueprints."""
-        return TamiyoController(self.policy, context, greedy=True)
+        return TamiyoController(self.policy, context)
+
+
+# ---- Networks unlike those that it learned on are left to rules
+
+
+FACTS = ("budget_used", "param_limit_left", "flop_limit_left")
+"""What tells a stranger: its size and its limits. Curves do not, and in short runs it hurries."""
+
+FARTHEST = 4.0
+"""Standard deviations from its training beyond which a fact is unlike all that a policy saw.
+
+At the first decision members of the family that the shipped policy learned on reach 2.7, networks
+of others that it grows well 2.6, and a ViT of 138,000 parameters, which it never grew, 13.8
+(docs/log.md).
+"""
 
 
 @register_controller("tamiyo")
 class TamiyoController(LearnedController):
-    """The controller that ships with Esper, or one in a folder: tamiyo, tamiyo:FOLDER."""
+    """The controller that ships with Esper, or one in a folder: tamiyo, tamiyo:FOLDER.
+
+    It knows which networks are unlike all that it learned on, by what it sees of them at their
+    first decision, and leaves those to the rules of `heuristic`.
+    """
+
+    def __init__(self, policy: Policy, context: ControllerContext, *, greedy: bool = True) -> None:
+        """Bring policy, rules and host together."""
+        super().__init__(policy, context, greedy=greedy)
+        self._rules = HeuristicController(context)
+        self._unlike: list[str] | None = None
+        """By row: what is unlike all that the policy saw, empty where nothing is."""
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> TamiyoController:
         """Return the controller that ships under a name, or the one in a folder."""
         return Tamiyo.from_pretrained(argument or DEFAULT).controller(context)
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Start at the first step; nothing is known of any row."""
+        super().reset(rows, device)
+        self._rules.reset(rows, device)
+        self._unlike = None
+
+    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return what the policy says, and the rules where it does not know its way."""
+        actions = super().act(signals, masks)
+        if self._unlike is None:
+            self._unlike = self._compare(signals)
+            self._tell()
+        if not any(self._unlike):
+            return actions
+        by_rules = self._rules.act(signals, masks)
+        is_unlike = torch.tensor([bool(why) for why in self._unlike], device=masks.op.device)
+        return {head: torch.where(is_unlike, by_rules[head], actions[head]) for head in actions}
+
+    def decides(self, row: int = 0) -> bool:
+        """Return whether the policy itself decides in a row."""
+        return not (self._unlike and self._unlike[row])
+
+    def reasons(self) -> Sequence[str]:
+        """Return why each row waited or pruned at its last decision."""
+        own = super().reasons()
+        if not self._unlike or not any(self._unlike):
+            return own
+        pairs = zip(own, self._rules.reasons(), self._unlike, strict=True)
+        return [theirs if why else mine for mine, theirs, why in pairs]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what policy and rules remember, and which of them decides in every row."""
+        return {
+            **super().state_dict(),
+            "unlike": self._unlike,
+            "rules": self._rules.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state)
+        self._unlike = None if state["unlike"] is None else list(state["unlike"])
+        self._rules.load_state_dict(state["rules"])
+
+    def _compare(self, signals: Signals) -> list[str]:
+        """Return, for every row, what is unlike all that the policy learned on."""
+        assert self._last is not None
+        normalizer = self.policy.normalizer
+        labels = self.policy.layout.labels(self._context.slot_names, self.policy.blueprint_names)
+        places = [labels.index(fact) for fact in FACTS if fact in labels]
+        if len(places) < len(FACTS):
+            return [""] * signals.rows  # the documents' layout is for one host
+        away = ((self._last.raw - normalizer.mean) * normalizer.scale)[:, places]
+        found = []
+        for row, is_frozen in enumerate((signals.host_params == 0).tolist()):
+            index = int(away[row].abs().argmax())
+            distance = float(away[row, index].abs())
+            if is_frozen:
+                found.append("nothing of its host trains")
+            elif distance > FARTHEST:
+                found.append(f"{FACTS[index]} is {distance:.1f} standard deviations away")
+            else:
+                found.append("")
+        return found
+
+    def _tell(self) -> None:
+        """Say once that rules decide."""
+        unlike = [why for why in self._unlike or () if why]
+        if unlike:
+            rows = len(self._unlike or ())
+            which = "this network is" if rows == 1 else f"{len(unlike)} of {rows} networks are"
+            warn(
+                f"{which} unlike those that tamiyo has learned on ({unlike[0]}), so rules decide, "
+                "as with controller='heuristic'"
+            )
 
 
 def shipped_names() -> tuple[str, ...]:

@@ -184,6 +184,7 @@ class RowView:
     horizon: int
     score: float
     best_score: float
+    loss_history: list[float]
     plateau_epochs: int
     stabilized: bool
     rolled_back: bool
