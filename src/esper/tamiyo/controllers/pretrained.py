@@ -216,12 +216,13 @@ class TamiyoController(LearnedController):
         away = ((self._last.raw - normalizer.mean) * normalizer.scale)[:, places]
         found = []
         for row, is_frozen in enumerate((signals.host_params == 0).tolist()):
-            index = int(away[row].abs().argmax())
-            distance = float(away[row, index].abs())
+            # A smaller network, or less room to grow, is nothing new: it takes what fits.
+            index = int(away[row].argmax())
+            distance = float(away[row, index])
             if is_frozen:
                 found.append("nothing of its host trains")
             elif distance > FARTHEST:
-                found.append(f"{FACTS[index]} is {distance:.1f} standard deviations away")
+                found.append(f"{FACTS[index]} is {distance:.1f} standard deviations above")
             else:
                 found.append("")
         return found
