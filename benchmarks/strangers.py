@@ -7,8 +7,9 @@ Seven networks as people write them, small enough that growing may pay: a ViT, a
 GPT-2 of `transformers`, a Conv1d network, an MLP for regression, a graph network, a ResNet with
 BatchNorm; the first two also ten times as large. Each is grown with four seeds by three fixed
 schedules and by controllers, each time beside its twin on the same batches. Scores are those of the
-test split: points, or losses with their sign turned. The default has to get half of what the best schedule gains where that is more
-than two standard errors, and must not be below the twin elsewhere.
+test split: points, or losses with their sign turned. The default has to get half of what the best
+schedule gains where that is more than two standard errors, and must not be below the twin
+elsewhere.
 
 `run` goes on where it stopped. DATA has the images that `python -m benchmarks depth images` makes.
 """
