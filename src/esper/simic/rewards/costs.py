@@ -1,54 +1,32 @@
-"""What growing costs: size, occupied slots, sudden changes, rollbacks."""
+"""What growing costs: size, slots, sudden changes, rollbacks, and each operation by itself."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.config import Config, option
 from esper.leyline.rules import is_in
 from esper.leyline.signals import Signals
 from esper.leyline.stages import BLENDED_STAGES, SeedStage
-from esper.simic.rewards.contract import Changes, StepView
+from esper.simic.rewards.attribution import holds_hostage, seed_attributions
+from esper.simic.rewards.contract import NO_SLOT, Changes, StepView
 
+MIN_HOST = 200.0  # Host parameters that are assumed at least.
 RENT_WEIGHT = 0.5  # Factor of the logarithm of the growth.
+RENT_LIMIT = 1.5  # Largest rent of one step.
 SLOT_SHARE = 0.0039  # Overhead of a blended slot, as a share of the host.
 BASIC_PARAM_WEIGHT = 0.1  # `basic`: cost per step of the whole budget in use.
 LOSS_RENT_FREE = 3  # `loss`: age up to which a seed pays no rent.
 LOSS_RENT_LIMIT = 5.0  # `loss`: largest rent of one step.
 FREE_SEEDS = 1  # Seeds that occupy a slot at no cost.
+SEED_COST = 0.01  # Cost of each further live or fossilized seed.
+FOSSIL_COST = 0.002  # Further cost of each fossil.
 SHOCK_WEIGHT = 0.1958  # Factor of the squared change times the size.
-SHOCK_MIN_HOST = 200.0  # Host parameters that are assumed at least.
+SHOCK_LIMIT = 1.0  # Largest cost of one step.
 ROLLBACK_PENALTY = 10.0  # Cost of a rollback, which ends the row, in every mode but `twin`.
 TWIN_ROLLBACK_PENALTY = 1.0  # `twin`: cost of a rollback beside the gain that is lost.
 AUTO_PRUNE = 0.2  # Cost per seed the governor removed.
-
-
-@dataclass(frozen=True, kw_only=True)
-class RentConfig(Config):
-    """Cost of the parameters in use."""
-
-    limit: float = option(1.5, "Largest rent of one step.", minimum=0.0)
-    min_host: float = option(200.0, "Host parameters that are assumed at least.", minimum=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OccupancyConfig(Config):
-    """Cost of slots that hold a seed."""
-
-    per_seed: float = option(0.01, "Cost of each live or fossilized seed.", minimum=0.0)
-    per_fossil: float = option(0.002, "Further cost of each fossil.", minimum=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShockConfig(Config):
-    """Cost of sudden changes of amplitude."""
-
-    limit: float | None = option(1.0, "Largest cost of one step; nothing is no limit.", minimum=0.0)
 
 
 def effective_params(signals: Signals) -> Tensor:
@@ -61,10 +39,9 @@ def effective_params(signals: Signals) -> Tensor:
 
 def rent(view: StepView) -> Tensor:
     """Return [R], 0 or less: logarithm of the growth in use in the epoch of the step."""
-    config, after = view.config.rent, view.after
-    host = after.host_params.float().clamp(min=max(config.min_host, 1.0))
-    owed = RENT_WEIGHT * torch.log1p(effective_params(after) / host)
-    return -owed.clamp(max=config.limit)
+    host = view.after.host_params.float().clamp(min=MIN_HOST)
+    owed = RENT_WEIGHT * torch.log1p(effective_params(view.after) / host)
+    return -owed.clamp(max=RENT_LIMIT)
 
 
 def twin_rent(view: StepView) -> Tensor:
@@ -97,20 +74,17 @@ def growth_rent(view: StepView) -> Tensor:
 
 def occupancy(view: StepView) -> Tensor:
     """Return [R], 0 or less: seeds that are there, beyond the free ones; cooling slots are free."""
-    config = view.config.occupancy
     seeds = view.has_module.sum(1)
     fossils = (view.after.stage == int(SeedStage.FOSSILIZED)).sum(1)
-    return -config.per_seed * (seeds - FREE_SEEDS).clamp(min=0) - config.per_fossil * fossils
+    return -SEED_COST * (seeds - FREE_SEEDS).clamp(min=0) - FOSSIL_COST * fossils
 
 
 def shock(view: StepView) -> Tensor:
     """Return [R], 0 or less: squared changes of alpha, weighted by the size of the seed."""
-    limit = view.config.shock.limit
     change = view.after.alpha - view.before.alpha
-    host = view.before.host_params.float().clamp(min=SHOCK_MIN_HOST)
+    host = view.before.host_params.float().clamp(min=MIN_HOST)
     size = view.before.slot_params.float() / host[:, None]
-    cost = SHOCK_WEIGHT * (change.square() * size).sum(1)
-    return -(cost if limit is None else cost.clamp(max=limit))
+    return -(SHOCK_WEIGHT * (change.square() * size).sum(1)).clamp(max=SHOCK_LIMIT)
 
 
 def rollback(view: StepView) -> Tensor:
@@ -129,74 +103,154 @@ def auto_prune(view: StepView) -> Tensor:
     return torch.where(view.rolled_back, -AUTO_PRUNE * removed, 0.0)
 
 
-# ---- Hindsight: what a fossil owes to the seeds that boosted it while it grew
+# ---- Operations: what a deed, or leaving things as they are, pays or costs by itself
 
 
-HINDSIGHT_WEIGHT = 0.1  # Largest credit of one recorded boost.
-HINDSIGHT_STEEPNESS = 0.1  # Scale of boost times improvement inside tanh.
-HINDSIGHT_LIMIT = 0.2  # Largest credit of one fossilization.
+_UNBLENDED = (SeedStage.GERMINATED, SeedStage.TRAINING)
+
+GERMINATE = 0.15  # Cost of GERMINATE.
+SET_ALPHA_TARGET = 0.005  # Cost of SET_ALPHA_TARGET.
+FOSSILIZE = 0.01  # Cost of FOSSILIZE.
+FOSSILIZE_HARM = 0.5  # Cost of a fossil that made it worse.
+FOSSILIZE_HARM_SLOPE = 0.2  # More of it per point lost.
+FOSSILIZE_HARM_LIMIT = 1.0  # Most of what the points add.
+FOSSILIZE_HOSTAGE = 0.3  # More for a fossil that is ransomware.
+FOSSILIZE_BONUS = 0.5  # Bonus of a fossil that contributes.
+FOSSILIZE_SLOPE = 0.1  # More of it per point of contribution.
+FOSSILIZE_CONTRIBUTION = 1.0  # Points it must contribute for the bonus.
+FOSSILIZE_EPOCHS = 5  # Epochs in HOLDING for the whole bonus.
+FOSSILIZE_IDLE = 0.2  # Cost of a fossil that contributes less.
+PRUNE = 0.005  # Cost of PRUNE.
+PRUNE_UNKNOWN = 0.1  # Cost of pruning a young unmeasured seed.
+PRUNE_UNKNOWN_AGE = 5  # Age from which that costs nothing.
+PRUNE_HARMFUL_CONTRIBUTION = -0.5  # Contribution below which a seed is harmful.
+PRUNE_HARMFUL = 0.15  # Bonus of pruning a harmful seed.
+PRUNE_HARMFUL_AGE = 3  # Age from which there is the bonus.
+PRUNE_HARMFUL_YOUNG = 0.1  # Cost of pruning it earlier.
+PRUNE_USELESS = 0.1  # Bonus of pruning a slightly harmful seed.
+PRUNE_GOOD = 0.3  # Cost of pruning a seed that contributes.
+PRUNE_GOOD_SLOPE = 0.05  # More of it per point of contribution.
+PRUNE_GOOD_LIMIT = 0.9  # Most of the two together.
+EARLY_PRUNE = 0.1  # `minimal`: cost of pruning a seed that is too young.
+EARLY_AGE = 5  # `minimal`: age from which it costs nothing.
+ACTION_COST = 0.01  # `simplified`: cost of any op but WAIT.
 
 
-@dataclass(frozen=True, slots=True)
-class Credit:
-    """What a fossilization earned in hindsight; float32 [R]."""
+def action(view: StepView) -> Tensor:
+    """Return [R]: cost or bonus of the op that took effect; ADVANCE and WAIT have neither."""
+    costs = {
+        LifecycleOp.GERMINATE: GERMINATE,
+        LifecycleOp.SET_ALPHA_TARGET: SET_ALPHA_TARGET,
+        LifecycleOp.PRUNE: PRUNE,
+        LifecycleOp.FOSSILIZE: FOSSILIZE,
+    }
+    total = torch.zeros_like(view.contribution)
+    for op, cost in costs.items():
+        total = torch.where(view.did(op), -cost, total)
+    total = total + torch.where(view.did(LifecycleOp.FOSSILIZE), _fossilize(view), 0.0)
+    total = total + torch.where(view.did(LifecycleOp.PRUNE), _prune(view), 0.0)
+    return total.sum(1)
 
-    amount: Tensor
-    """The credit, 0 where nothing was earned."""
-    scaffolds: Tensor
-    """How many slots held a scaffold of the fossil."""
-    delay: Tensor
-    """Mean age of the boosts in epochs, NaN where there are none."""
+
+def early_prune(view: StepView) -> Tensor:
+    """Return [R], 0 or less: pruning a seed that is too young to be judged (`minimal`)."""
+    young = view.did(LifecycleOp.PRUNE) & (view.before.age < EARLY_AGE)
+    return torch.where(young.any(1), -EARLY_PRUNE, 0.0)
 
 
-def earned_credit(view: StepView) -> Credit:
-    """Return what this step's fossilization, if any, earned."""
-    rows = torch.arange(view.before.rows, device=view.op.device)
-    # [R, scaffold, epoch] of the slot the action is about.
-    boosts = view.memory.boosts[rows, :, view.transition.actions["slot"]]
-    improvement = torch.where(view.did(LifecycleOp.FOSSILIZE), view.improvement, 0.0).sum(1)
-    earns = improvement > 0
-    entry = (boosts > 0) & earns[:, None, None]
-    epochs = torch.arange(boosts.shape[-1], device=boosts.device)
-    age = (view.before.epoch[:, None] - epochs).clamp(min=0)[:, None, :]
-    size = torch.tanh(HINDSIGHT_STEEPNESS * boosts * improvement[:, None, None])
-    credit = torch.where(entry, HINDSIGHT_WEIGHT * size * view.config.gamma**age, 0.0).sum((1, 2))
-    delay = torch.where(entry, age, 0).sum((1, 2)) / entry.sum((1, 2))
-    return Credit(
-        amount=credit.clamp(max=HINDSIGHT_LIMIT),
-        scaffolds=entry.any(2).sum(1).float(),
-        delay=delay,
+def any_action(view: StepView) -> Tensor:
+    """Return [R], 0 or less: any op but WAIT (`simplified`)."""
+    acted = view.op != int(LifecycleOp.WAIT)
+    return torch.where(acted, -ACTION_COST, 0.0)
+
+
+def _fossilize(view: StepView) -> Tensor:
+    """Return [R, S]: a bonus for what contributes, a cost for harm, a smaller one for the rest."""
+    worth, improvement = view.contribution, view.improvement
+    lost = (-FOSSILIZE_HARM_SLOPE * improvement).clamp(max=FOSSILIZE_HARM_LIMIT)
+    harm = FOSSILIZE_HARM + lost + FOSSILIZE_HOSTAGE * holds_hostage(view)
+    settled = (view.before.epochs_in_stage.float() / FOSSILIZE_EPOCHS).clamp(max=1)
+    bonus = (FOSSILIZE_BONUS + FOSSILIZE_SLOPE * worth) * settled
+    value = torch.where(worth >= FOSSILIZE_CONTRIBUTION, bonus, -FOSSILIZE_IDLE)
+    return torch.where(improvement < 0, -harm, value)
+
+
+def _prune(view: StepView) -> Tensor:
+    """Return [R, S]: a bonus for removing harm, a cost for removing what helps or is unknown."""
+    worth, age = view.contribution, view.before.age
+    unknown = torch.where(age < PRUNE_UNKNOWN_AGE, -PRUNE_UNKNOWN, 0.0)
+    harmful = torch.where(age >= PRUNE_HARMFUL_AGE, PRUNE_HARMFUL, -PRUNE_HARMFUL_YOUNG)
+    cost = (PRUNE_GOOD + PRUNE_GOOD_SLOPE * worth).clamp(max=PRUNE_GOOD_LIMIT)
+    value = torch.where(worth < 0, PRUNE_USELESS, -cost)
+    value = torch.where(worth < PRUNE_HARMFUL_CONTRIBUTION, harmful, value)
+    return torch.where(worth.isnan(), unknown, value)
+
+
+BLENDING_BASE = 0.1  # Cost of blending while worse than before.
+BLENDING_SLOPE = 0.05  # More of it per epoch in BLENDING.
+BLENDING_LIMIT = 0.3  # Most of what the epochs add.
+HOLDING_BASE = 0.1  # Cost of holding a good seed undecided.
+HOLDING_SLOPE = 0.05  # More of it per epoch beyond the free ones.
+HOLDING_LIMIT = 0.3  # Largest cost of holding.
+HOLDING_FREE = 2  # Epochs in HOLDING before it costs.
+
+# Paid once per episode; taken back when that seed is removed or never blended.
+FIRST_GERMINATION = 0.2
+
+
+def blending(view: StepView) -> Tensor:
+    """Return [R], 0 or less: seeds that blend while the network is worse than at their start."""
+    epochs = view.before.epochs_in_stage.float()
+    cost = BLENDING_BASE + (BLENDING_SLOPE * epochs).clamp(max=BLENDING_LIMIT)
+    warned = (view.before.stage == int(SeedStage.BLENDING)) & (view.improvement < 0)
+    return -view.mean_over_live(torch.where(warned, cost, 0.0))
+
+
+def holding(view: StepView) -> Tensor:
+    """Return [R], 0 or less: seeds worth keeping that are held without a decision."""
+    epochs = view.before.epochs_in_stage
+    beyond = (epochs - HOLDING_FREE).clamp(min=0).float()
+    cost = (HOLDING_BASE + HOLDING_SLOPE * beyond).clamp(max=HOLDING_LIMIT)
+    undecided = ~(view.did(LifecycleOp.FOSSILIZE) | view.did(LifecycleOp.PRUNE))
+    warned = (view.before.stage == int(SeedStage.HOLDING)) & (epochs >= HOLDING_FREE)
+    warned = warned & undecided & (view.once(seed_attributions) > 0)
+    return -view.mean_over_live(torch.where(warned, cost, 0.0))
+
+
+def first_germination(view: StepView) -> Tensor:
+    """Return [R]: the bonus, in the step of the first germination."""
+    return torch.where(view.once(_is_first), FIRST_GERMINATION, 0.0)
+
+
+def clawback(view: StepView) -> Tensor:
+    """Return [R], 0 or less: the bonus given back, in the step in which its seed fails."""
+    fresh = view.once(_is_first)
+    # A rolled-back step never paid the bonus it would have to return.
+    fails = view.once(_failing) & ~(fresh & view.rolled_back)[:, None]
+    steps = torch.where(fresh[:, None], 0, view.before.age)
+    owed = FIRST_GERMINATION / view.config.gamma**steps
+    return -torch.where(fails, owed, 0.0).sum(1)
+
+
+def follow_first_germination(view: StepView) -> Changes:
+    """Remember the slot whose bonus may have to be returned."""
+    held = view.once(_failing).any(1) | view.ended
+    fresh = torch.where(
+        view.once(_is_first), view.transition.actions["slot"], view.memory.first_slot
     )
+    return {"first_slot": torch.where(held, NO_SLOT, fresh)}
 
 
-def hindsight(view: StepView) -> Tensor:
-    """Return [R]: credit earned in the step before, or in this one if it is the last."""
-    earned = view.once(earned_credit).amount
-    return view.memory.pending + torch.where(view.ended, earned, 0.0)
+def _is_first(view: StepView) -> Tensor:
+    """Return bool [R]: this step germinated the first seed of the episode."""
+    return (view.op == int(LifecycleOp.GERMINATE)) & (view.memory.germinated == 0)
 
 
-def follow_scaffolds(view: StepView) -> Changes:
-    """Write this epoch's boosts into the ledger and strike out those that are settled."""
-    memory, after = view.memory, view.after
-    # Boosts of a seed that is fossilized are credited; those of one that is gone are void.
-    kept = view.has_module & ~view.did(LifecycleOp.FOSSILIZE)
-    boosts = torch.where(kept[:, None, :, None], memory.boosts, 0.0)
-    # Rows whose own episode is over may live on beside longer ones.
-    epoch = after.epoch.clamp(max=boosts.shape[-1] - 1)
-    index = epoch[:, None, None, None].expand(*boosts.shape[:3], 1)
-    fresh = torch.where(kept[:, None, :], after.interaction, 0.0).clamp(min=0)
-    earned = view.once(earned_credit).amount
-    return {
-        "boosts": boosts.scatter(3, index, fresh.unsqueeze(3)),
-        "pending": torch.where(view.ended, 0.0, earned),
-    }
-
-
-def describe_hindsight(view: StepView) -> Mapping[str, Tensor]:
-    """Return the credit this step earned, with its scaffolds and their delay, paid or not."""
-    credit = view.once(earned_credit)
-    return {
-        "hindsight_credit": credit.amount,
-        "scaffold_count": credit.scaffolds,
-        "scaffold_delay": credit.delay,
-    }
+def _failing(view: StepView) -> Tensor:
+    """Return bool [R, S]: the first seed is gone after this step, or the end came too soon."""
+    slots = torch.arange(view.after.num_slots, device=view.op.device)
+    its_slot = (view.memory.first_slot[:, None] == slots) | (
+        view.once(_is_first)[:, None] & view.at_slot
+    )
+    unripe = view.ended[:, None] & is_in(view.after.stage, _UNBLENDED)
+    return its_slot & (~view.has_module | unripe)

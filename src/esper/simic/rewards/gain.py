@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from esper.leyline.config import Config, option
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import is_in
 from esper.leyline.signals import Signals
@@ -20,7 +18,8 @@ LOSS_WEIGHT = 5.0  # `loss`: reward per typical change of the loss.
 LOSS_LIMIT = 5.0  # `loss`: most typical changes that count.
 LOSS_REGRESS_SHARE = 0.5  # `loss`: share of a rise of the loss that counts.
 SCORE_WEIGHT = 0.05  # Reward per point of the final score.
-FOSSIL_BONUS = 3.0  # Bonus for contributing fossils.
+FOSSIL_BONUS = 3.0  # Bonus for contributing fossils: this times tanh(their number / saturation).
+FOSSIL_SATURATION = 3.0
 SIMPLIFIED_SCORE_WEIGHT = 3.0  # `simplified`: reward for a final score of 100 points.
 SIMPLIFIED_FOSSIL_BONUS = 2.0  # `simplified`: bonus per contributing fossil.
 SPARSE_PARAM_WEIGHT = 0.1  # `sparse`, `minimal`: cost of fossils that use the whole budget.
@@ -91,22 +90,9 @@ def _recent_gains(view: StepView) -> Tensor:
     return torch.cat((view.memory.recent_gains[:, 1:], newest), dim=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TerminalConfig(Config):
-    """Bonus at the end of an episode."""
-
-    fossil_saturation: float | None = option(
-        3.0,
-        "The bonus is 3 * tanh(contributing fossils / this); nothing makes it 3 each.",
-        above=0.0,
-    )
-
-
 def terminal(view: StepView) -> Tensor:
     """Return [R]: the final score and the fossils that contribute."""
-    saturation = view.config.terminal.fossil_saturation
-    count = view.once(contributing_fossils)
-    counted = count if saturation is None else torch.tanh(count / saturation)
+    counted = torch.tanh(view.once(contributing_fossils) / FOSSIL_SATURATION)
     return _at_the_end(view, SCORE_WEIGHT * view.after.val_score + FOSSIL_BONUS * counted)
 
 

@@ -14,9 +14,8 @@ from esper.leyline.config import Config, option
 from esper.leyline.controller import DEFAULT_GAMMA
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.signals import Signals
-from esper.simic.rewards import attribution, costs, gain, operations
-from esper.simic.rewards import costs as hindsight
-from esper.simic.rewards.attribution import AttributionConfig, TimingConfig
+from esper.simic.rewards import attribution, costs, gain
+from esper.simic.rewards.attribution import Combination
 from esper.simic.rewards.contract import (
     Changes,
     Memory,
@@ -27,9 +26,6 @@ from esper.simic.rewards.contract import (
     register_reward,
     start_memory,
 )
-from esper.simic.rewards.costs import OccupancyConfig, RentConfig, ShockConfig
-from esper.simic.rewards.gain import TerminalConfig
-from esper.simic.rewards.operations import FirstGerminationConfig, OperationConfig, WarningConfig
 
 # ---- What can be set about the rewards: one configuration, nested by term and by mode
 
@@ -98,6 +94,11 @@ class RewardConfig(Config):
     gamma: float = option(
         DEFAULT_GAMMA, "Discount of potentials and credits; the learner's.", above=0.0, maximum=1.0
     )
+    combination: Combination = option(
+        "harmonic",
+        "`shaped`: how a contribution beyond the progress made is bounded by it: "
+        "harmonic, geometric or minimum.",
+    )
     pay_hindsight: bool = option(
         False, "`twin`: whether the recorded hindsight credit is also paid."
     )
@@ -106,36 +107,8 @@ class RewardConfig(Config):
     disable_anti_gaming: bool = option(False, "Ablation: no ransomware penalty, no shock.")
     disable_timing_discount: bool = option(False, "Ablation: early seeds count in full.")
     twin: TwinConfig = option(TwinConfig, "The gain over the waiting twin.")
-    attribution: AttributionConfig = option(AttributionConfig, "Bounded attribution.")
-    timing: TimingConfig = option(TimingConfig, "Seeds germinated early.")
-    warning: WarningConfig = option(WarningConfig, "Blending and holding without result.")
-    rent: RentConfig = option(RentConfig, "Parameters in use.")
-    shock: ShockConfig = option(ShockConfig, "Sudden changes of amplitude.")
-    occupancy: OccupancyConfig = option(OccupancyConfig, "Occupied slots.")
-    first_germination: FirstGerminationConfig = option(
-        FirstGerminationConfig, "The first seed of an episode."
-    )
-    operation: OperationConfig = option(OperationConfig, "The op itself.")
-    terminal: TerminalConfig = option(TerminalConfig, "The end of an episode.")
     sparse: SparseConfig = option(SparseConfig, "Modes `sparse` and `minimal`.")
     loss: LossConfig = option(LossConfig, "Mode `loss`.")
-
-
-def december_config(**changes: Any) -> RewardConfig:
-    """Return `shaped` with the constants of 30 December 2025, and any further changes."""
-    december = RewardConfig(
-        mode="shaped",
-        attribution=AttributionConfig(combination="geometric"),
-        timing=TimingConfig(epochs=0),
-        warning=WarningConfig(holding_ops="wait"),
-        rent=RentConfig(limit=8.0, min_host=0.0),
-        shock=ShockConfig(limit=None),
-        occupancy=OccupancyConfig(per_seed=0.0, per_fossil=0.0),
-        first_germination=FirstGerminationConfig(bonus=0.0),
-        operation=OperationConfig(germinate=0.02, prune_harmful=0.3, prune_harmful_age=0),
-        terminal=TerminalConfig(fossil_saturation=None),
-    )
-    return december.replace(**changes)
 
 
 def check_gamma(config: RewardConfig, gamma: float) -> None:
@@ -205,7 +178,7 @@ class ComposedReward:
     def reset(self, signals: Signals) -> None:
         """Forget everything: an episode starts in every row with these first signals."""
         self._memory = start_memory(
-            signals, keeps_boosts=hindsight.follow_scaffolds in self._updates
+            signals, keeps_boosts=attribution.follow_scaffolds in self._updates
         )
 
     def step(self, transition: Transition) -> RewardStep:
@@ -273,19 +246,19 @@ def make_basic(config: RewardConfig) -> ComposedReward:
 
 SHAPED_TERMS: dict[str, Term] = {
     "attribution": attribution.attribution,
-    "blending": operations.blending,
-    "holding": operations.holding,
+    "blending": costs.blending,
+    "holding": costs.holding,
     "pbrs": gain.pbrs,
     "synergy": attribution.synergy,
     "rent": costs.rent,
     "shock": costs.shock,
     "occupancy": costs.occupancy,
-    "first_germination": operations.first_germination,
-    "clawback": operations.clawback,
-    "action": operations.action,
+    "first_germination": costs.first_germination,
+    "clawback": costs.clawback,
+    "action": costs.action,
     "terminal": gain.terminal,
     "auto_prune": costs.auto_prune,
-    "hindsight": hindsight.hindsight,
+    "hindsight": attribution.hindsight,
     "rollback": costs.rollback,
 }
 """Every term, in the order in which they are summed."""
@@ -294,8 +267,8 @@ SETTLED = ("pbrs", "clawback", "auto_prune", "hindsight", "rollback")
 """What is due at the end of an episode even where it ends in a rollback."""
 
 
-_CREDITED = (attribution.describe_attribution, hindsight.describe_hindsight)
-_FOLLOWED = (operations.follow_first_germination, hindsight.follow_scaffolds)
+_CREDITED = (attribution.describe_attribution, attribution.describe_hindsight)
+_FOLLOWED = (costs.follow_first_germination, attribution.follow_scaffolds)
 
 
 @register_reward("shaped")
@@ -346,7 +319,7 @@ def make_loss(config: RewardConfig) -> ComposedReward:
 def make_minimal(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
     terms = {
-        "action": operations.early_prune,
+        "action": costs.early_prune,
         "terminal": gain.committed_terminal,
         "rollback": costs.rollback,
     }
@@ -360,7 +333,7 @@ def make_simplified(config: RewardConfig) -> ComposedReward:
         config,
         {
             "pbrs": gain.pbrs,
-            "action": operations.any_action,
+            "action": costs.any_action,
             "terminal": gain.simplified_terminal,
             "rollback": costs.rollback,
         },
@@ -386,12 +359,12 @@ def make_twin(config: RewardConfig) -> ComposedReward:
         "rollback": costs.twin_rollback,
     }
     if config.pay_hindsight:
-        terms["hindsight"] = hindsight.hindsight
+        terms["hindsight"] = attribution.hindsight
     return ComposedReward(
         config,
         terms,
-        updates=(gain.follow_gain, hindsight.follow_scaffolds),
-        details=(gain.describe_gain, hindsight.describe_hindsight),
+        updates=(gain.follow_gain, attribution.follow_scaffolds),
+        details=(gain.describe_gain, attribution.describe_hindsight),
         settled=("gain", "rollback"),
         potential=gain.gain_potential,
         needs_twin=True,
