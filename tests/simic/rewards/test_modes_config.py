@@ -8,12 +8,11 @@ from esper.leyline.config import Config
 from esper.leyline.errors import ConfigError
 from esper.simic.rewards import (
     REWARDS,
-    ComposedReward,
     RewardConfig,
     check_gamma,
-    make_reward,
 )
 from esper.simic.rewards.modes import SHAPED_TERMS, LossConfig
+from tests.simic.rewards.stories import Story
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 
@@ -65,9 +64,8 @@ def sentence(config: Config, name: str) -> str:
 def test_the_page_names_every_mode_with_its_terms() -> None:
     text = PAGE.read_text("utf-8")
     for mode in REWARDS:
-        reward = make_reward(RewardConfig(mode=mode))
-        assert isinstance(reward, ComposedReward)
+        terms = Story(RewardConfig(mode=mode)).wait().terms
         line = re.search(rf"^\| `{mode}` \| (.*?) \|", text, re.MULTILINE)
         assert line is not None
         named = {"escrow": ", ".join((*SHAPED_TERMS, "escrow"))}.get(mode, line[1])
-        assert named.split(" (")[0].split(", ") == list(reward.term_names)
+        assert named.split(" (")[0].split(", ") == list(terms)

@@ -149,11 +149,6 @@ class GrowRows:
         return self._playing.active
 
     @property
-    def live_seconds(self) -> float:
-        """Seconds that the rows of this episode have spent living."""
-        return self._playing.live_seconds
-
-    @property
     def masks(self) -> Masks:
         """What is legal now; rows whose episode has ended may only wait."""
         episodes = self._playing

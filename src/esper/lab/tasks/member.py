@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -146,10 +145,6 @@ class Member:
         ground = _ground(self.data)
         images = ground.train_size * self.num_classes // ground.num_classes
         return self.train_size <= images and 2**self.depth <= ground.side
-
-    def replace(self, **changes: object) -> Member:
-        """Return the member with some values changed."""
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def task(self, **changes: object) -> Task:
         """Return the task, with some fields of its configuration changed."""

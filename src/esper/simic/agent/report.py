@@ -159,11 +159,6 @@ class UpdateReport:
     seconds: float = 0.0
 
     @property
-    def skipped(self) -> bool:
-        """Whether no step could be taken because a number was not finite."""
-        return self.steps == 0
-
-    @property
     def explained_variance(self) -> float:
         """Of what the critic was to foresee, by what it said when it acted."""
         return float(self.updates[-1]["explained_variance"])
@@ -179,10 +174,6 @@ class UpdateReport:
         """From the policy of the rollout to the one after the last step; NaN where skipped."""
         value = self.updates[-1].get("approx_kl")
         return float("nan") if value is None else float(value)
-
-    def head(self, name: str) -> dict[str, Any]:
-        """Return the columns of one head after the last step."""
-        return next(row for row in reversed(self.heads) if row["head"] == name)
 
     def rows(self, round: int, env_steps: int) -> list[Row]:
         """Return the records to write, heads before the update they belong to."""

@@ -170,11 +170,6 @@ class ComposedReward:
         self._potential = potential
         self._memory: Memory | None = None
 
-    @property
-    def term_names(self) -> tuple[str, ...]:
-        """The names of all terms, in the order in which they are summed."""
-        return tuple(self._terms)
-
     def reset(self, signals: Signals) -> None:
         """Forget everything: an episode starts in every row with these first signals."""
         self._memory = start_memory(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from scipy.special import stdtrit
@@ -191,16 +190,6 @@ class Evaluation:
         """Share of the early seeds that were fossilized; None without early seeds."""
         early = int(self.early_germinated.sum())
         return int(self.early_fossilized.sum()) / early if early else None
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the figures as plain data, seed by seed and together."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        plain = {
-            name: value.tolist() if isinstance(value, Tensor) else value
-            for name, value in given.items()
-        }
-        names = {"tasks": list(self.tasks), "seeds": list(self.seeds)}
-        return {**plain, **names, "early_fossilization": self.early_fossilization}
 
 
 SELECT_SEEDS = 1 << 20
