@@ -206,3 +206,19 @@ def _ground(data: str) -> _Ground:
     config = get_task(data).config
     assert config.num_classes is not None, "images have classes"
     return _Ground(min(config.input_shape[1:]), config.num_classes, TRAIN_SIZES[data])
+
+
+@dataclass(frozen=True)
+class GivenMember:
+    """A task under a label of the caller's choice."""
+
+    label: str
+    given: Task
+
+    def task(self) -> Task:
+        """Return the task."""
+        return self.given
+
+
+AnyMember = Member | GivenMember
+"""A task with a label of its own that says how it differs from others."""
