@@ -42,10 +42,10 @@ from esper.leyline.actions import LifecycleOp
 from esper.leyline.rules import is_in
 from esper.leyline.stages import LIVE_STAGES
 from esper.simic.training.config import LEARNER, TrainConfig, get_recipe
+from esper.simic.training.episodes import TwinCurves
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.progress import RoundReport
 from esper.simic.training.row_source import TaskRows
-from esper.simic.training.twins import TwinCurves
 from esper.simic.training.vectorized import Trainer
 from esper.utils.process import choose_device
 

@@ -23,9 +23,8 @@ from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.simic.rewards import make_reward
 from esper.simic.training.config import TrainConfig, get_recipe
-from esper.simic.training.episodes import Episodes
+from esper.simic.training.episodes import Episodes, TwinCurves
 from esper.simic.training.row_source import TaskRows
-from esper.simic.training.twins import TwinCurves
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.action_masks import available_heads
 from esper.utils.settings import change_settings

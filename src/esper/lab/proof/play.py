@@ -33,7 +33,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import AlphaAlgorithm, SeedStage
 from esper.simic.training.config import LIFE
-from esper.simic.training.evaluation import live_episodes
+from esper.simic.training.episodes import live_episodes
 from esper.tamiyo.controllers.schedule import ScheduleController, parse_schedule
 from esper.utils.process import choose_device
 

@@ -14,7 +14,7 @@ from esper.leyline.config import Config, option
 from esper.leyline.controller import DEFAULT_GAMMA
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.signals import Signals
-from esper.simic.rewards import attribution, costs, gain
+from esper.simic.rewards import attribution, terms
 from esper.simic.rewards.attribution import Combination
 from esper.simic.rewards.contract import (
     Changes,
@@ -235,26 +235,26 @@ def _without_disabled(
 @register_reward("basic")
 def make_basic(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
-    terms = {"gain": gain.score_change, "rent": costs.budget_rent, "rollback": costs.rollback}
-    return ComposedReward(config, terms, settled=("rollback",))
+    paid = {"gain": terms.score_change, "rent": terms.budget_rent, "rollback": terms.rollback}
+    return ComposedReward(config, paid, settled=("rollback",))
 
 
 SHAPED_TERMS: dict[str, Term] = {
     "attribution": attribution.attribution,
-    "blending": costs.blending,
-    "holding": costs.holding,
-    "pbrs": gain.pbrs,
+    "blending": terms.blending,
+    "holding": terms.holding,
+    "pbrs": terms.pbrs,
     "synergy": attribution.synergy,
-    "rent": costs.rent,
-    "shock": costs.shock,
-    "occupancy": costs.occupancy,
-    "first_germination": costs.first_germination,
-    "clawback": costs.clawback,
-    "action": costs.action,
-    "terminal": gain.terminal,
-    "auto_prune": costs.auto_prune,
+    "rent": terms.rent,
+    "shock": terms.shock,
+    "occupancy": terms.occupancy,
+    "first_germination": terms.first_germination,
+    "clawback": terms.clawback,
+    "action": terms.action,
+    "terminal": terms.terminal,
+    "auto_prune": terms.auto_prune,
     "hindsight": attribution.hindsight,
-    "rollback": costs.rollback,
+    "rollback": terms.rollback,
 }
 """Every term, in the order in which they are summed."""
 
@@ -263,7 +263,7 @@ SETTLED = ("pbrs", "clawback", "auto_prune", "hindsight", "rollback")
 
 
 _CREDITED = (attribution.describe_attribution, attribution.describe_hindsight)
-_FOLLOWED = (costs.follow_first_germination, attribution.follow_scaffolds)
+_FOLLOWED = (terms.follow_first_germination, attribution.follow_scaffolds)
 
 
 @register_reward("shaped")
@@ -299,11 +299,11 @@ def make_loss(config: RewardConfig) -> ComposedReward:
     return ComposedReward(
         config,
         {
-            "gain": gain.loss_change,
-            "pbrs": gain.loss_pbrs,
-            "rent": costs.growth_rent,
-            "terminal": gain.loss_terminal,
-            "rollback": costs.rollback,
+            "gain": terms.loss_change,
+            "pbrs": terms.loss_pbrs,
+            "rent": terms.growth_rent,
+            "terminal": terms.loss_terminal,
+            "rollback": terms.rollback,
         },
         settled=("pbrs", "rollback"),
         ablations=("disable_pbrs", "disable_terminal_reward"),
@@ -313,12 +313,12 @@ def make_loss(config: RewardConfig) -> ComposedReward:
 @register_reward("minimal")
 def make_minimal(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
-    terms = {
-        "action": costs.early_prune,
-        "terminal": gain.committed_terminal,
-        "rollback": costs.rollback,
+    paid = {
+        "action": terms.early_prune,
+        "terminal": terms.committed_terminal,
+        "rollback": terms.rollback,
     }
-    return ComposedReward(config, terms, settled=("rollback",))
+    return ComposedReward(config, paid, settled=("rollback",))
 
 
 @register_reward("simplified")
@@ -327,10 +327,10 @@ def make_simplified(config: RewardConfig) -> ComposedReward:
     return ComposedReward(
         config,
         {
-            "pbrs": gain.pbrs,
-            "action": costs.any_action,
-            "terminal": gain.simplified_terminal,
-            "rollback": costs.rollback,
+            "pbrs": terms.pbrs,
+            "action": terms.any_action,
+            "terminal": terms.simplified_terminal,
+            "rollback": terms.rollback,
         },
         settled=("pbrs", "rollback"),
         ablations=("disable_pbrs", "disable_terminal_reward"),
@@ -340,27 +340,27 @@ def make_simplified(config: RewardConfig) -> ComposedReward:
 @register_reward("sparse")
 def make_sparse(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
-    terms = {"terminal": gain.committed_terminal, "rollback": costs.rollback}
-    return ComposedReward(config, terms, settled=("rollback",))
+    paid = {"terminal": terms.committed_terminal, "rollback": terms.rollback}
+    return ComposedReward(config, paid, settled=("rollback",))
 
 
 @register_reward("twin")
 def make_twin(config: RewardConfig) -> ComposedReward:
     """Return the reward; hindsight credit is always recorded, and paid if the config says so."""
-    terms: dict[str, Term] = {
-        "gain": gain.gain,
-        "rent": costs.twin_rent,
-        "terminal": gain.open_seeds,
-        "rollback": costs.twin_rollback,
+    paid: dict[str, Term] = {
+        "gain": terms.gain,
+        "rent": terms.twin_rent,
+        "terminal": terms.open_seeds,
+        "rollback": terms.twin_rollback,
     }
     if config.pay_hindsight:
-        terms["hindsight"] = attribution.hindsight
+        paid["hindsight"] = attribution.hindsight
     return ComposedReward(
         config,
-        terms,
-        updates=(gain.follow_gain, attribution.follow_scaffolds),
-        details=(gain.describe_gain, attribution.describe_hindsight),
+        paid,
+        updates=(terms.follow_gain, attribution.follow_scaffolds),
+        details=(terms.describe_gain, attribution.describe_hindsight),
         settled=("gain", "rollback"),
-        potential=gain.gain_potential,
+        potential=terms.gain_potential,
         needs_twin=True,
     )

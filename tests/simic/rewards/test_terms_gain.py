@@ -7,7 +7,7 @@ import torch
 
 from esper.leyline.actions import LifecycleOp
 from esper.simic.rewards import RewardConfig, make_reward
-from esper.simic.rewards.gain import committed_score, potential
+from esper.simic.rewards.terms import committed_score, potential
 from esper.testing import random_episode
 from esper.utils.randomness import generator
 from tests.simic.rewards.stories import Story, close, term

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from esper.leyline.actions import LifecycleOp
-from esper.simic.rewards import RewardConfig, costs
-from esper.simic.rewards.costs import effective_params
+from esper.simic.rewards import RewardConfig, terms
+from esper.simic.rewards.terms import effective_params
 from tests.simic.rewards.stories import Story, close, every_seed, term
 
 SHAPED = RewardConfig(mode="shaped")
@@ -41,7 +41,7 @@ def test_amplitude_counts_and_fossils_go_on_paying() -> None:
 def test_a_tiny_host_is_not_punished_out_of_proportion() -> None:
     signals = held(SHAPED, 50).signals
     tiny: Any = SimpleNamespace(after=replace(signals, host_params=torch.tensor([10])))
-    assert close(float(costs.rent(tiny)), -0.5 * math.log1p((0.039 + 50) / 200))
+    assert close(float(terms.rent(tiny)), -0.5 * math.log1p((0.039 + 50) / 200))
 
 
 def test_occupancy_counts_live_and_fossilized_seeds_and_no_cooling_slots() -> None:
