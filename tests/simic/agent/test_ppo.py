@@ -15,8 +15,7 @@ from esper.leyline.errors import NonFiniteError, UsageError
 from esper.simic.agent.config import ExplorationConfig, ImitationConfig, PerHead
 from esper.simic.agent.losses import joint_ratio
 from esper.simic.agent.objective import Losses, Objective, Scored, Targets, make_targets
-from esper.simic.agent.optimizer import group_of, optimizer_state
-from esper.simic.agent.ppo import PPOAgent, PPOConfig, compute_ppo_loss
+from esper.simic.agent.ppo import PPOAgent, PPOConfig, compute_ppo_loss, group_of, optimizer_state
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, compute_per_head_advantages
 from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.decision import Scores
