@@ -25,7 +25,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.simic.rewards.contract import Reward, RewardStep, Transition
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.row_source import Environment, RoundPlan, RowGroup, TaskRows
+from esper.simic.training.row_source import Environment, RoundPlan, TaskRows, TaskShare
 from esper.tamiyo.controllers import WaitController
 
 # ---- TwinRegression: what a row would have scored without its seeds, with less noise than its twin
@@ -417,7 +417,7 @@ class TwinCurves:
         self, wanted: Sequence[str], plans: Sequence[RoundPlan], stage: int
     ) -> tuple[Any, list[str]]:
         """Return a population of these twins, and which of them each row is."""
-        found: dict[str, tuple[RowGroup, list[int]]] = {}
+        found: dict[str, tuple[TaskShare, list[int]]] = {}
         for plan in plans:
             groups = {group.label: group for group in self._row_source.groups(plan.round, stage)}
             for label, seed in dict.fromkeys(_rows(plan)):
@@ -425,7 +425,9 @@ class TwinCurves:
                     _, seeds = found.setdefault(label, (groups[label], []))
                     if seed not in seeds:
                         seeds.append(seed)
-        parts = [RowGroup(group.task, label, len(seeds)) for label, (group, seeds) in found.items()]
+        parts = [
+            TaskShare(group.task, label, len(seeds)) for label, (group, seeds) in found.items()
+        ]
         seeds = [seed for _, own in found.values() for seed in own]
         order = [_key(label, seed) for label, (_, own) in found.items() for seed in own]
         return self._row_source.make(parts, seeds), order
