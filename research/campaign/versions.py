@@ -136,7 +136,8 @@ def waiting_scores(trainer: Trainer) -> dict[int, float]:
 
 def describe_round(report: RoundReport, waiting: Mapping[int, float]) -> Line:
     """Return what is compared of a round."""
-    outcome, heads = report.outcome, {head: report.update.head(head) for head in HEADS}
+    outcome = report.outcome
+    heads = {row["head"]: row for row in report.update.heads if row["head"] in HEADS}
     twins = torch.tensor([waiting[seed] for seed in outcome.env_seeds], dtype=torch.float64)
     return {
         "round": report.round,

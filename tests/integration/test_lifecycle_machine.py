@@ -34,26 +34,13 @@ from esper.leyline.stages import (
     BLENDED_STAGES,
     COOLDOWN_STAGES,
     MODULE_STAGES,
+    TRANSITIONS,
     AlphaAlgorithm,
     AlphaMode,
     SeedStage,
 )
 from tests.kasmina.gardens import ResidualStack, same_state, stages
 from tests.plots import carry_out, record_epoch
-
-TRANSITIONS: dict[SeedStage, frozenset[SeedStage]] = {
-    SeedStage.UNKNOWN: frozenset({SeedStage.DORMANT}),
-    SeedStage.DORMANT: frozenset({SeedStage.GERMINATED}),
-    SeedStage.GERMINATED: frozenset({SeedStage.TRAINING, SeedStage.PRUNED}),
-    SeedStage.TRAINING: frozenset({SeedStage.BLENDING, SeedStage.PRUNED}),
-    SeedStage.BLENDING: frozenset({SeedStage.HOLDING, SeedStage.PRUNED}),
-    SeedStage.HOLDING: frozenset({SeedStage.FOSSILIZED, SeedStage.BLENDING, SeedStage.PRUNED}),
-    SeedStage.FOSSILIZED: frozenset(),
-    SeedStage.PRUNED: frozenset({SeedStage.EMBARGOED}),
-    SeedStage.EMBARGOED: frozenset({SeedStage.RESETTING}),
-    SeedStage.RESETTING: frozenset({SeedStage.DORMANT}),
-}
-"""Every legal change of stage."""
 
 SLOTS = ("a", "b", "c")
 TICKS_TO_FREE = 7

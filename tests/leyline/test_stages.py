@@ -1,7 +1,7 @@
 import pytest
 
 from esper.leyline import stages
-from esper.leyline.stages import NUM_STAGES, STAGE_INDEX, SeedStage, parse_stage
+from esper.leyline.stages import NUM_STAGES, STAGE_INDEX, TRANSITIONS, SeedStage, parse_stage
 
 
 def test_values_are_the_documents() -> None:
@@ -24,15 +24,32 @@ def test_positions_have_no_gap_although_values_do() -> None:
     assert STAGE_INDEX == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 6: 5, 7: 6, 8: 7, 9: 8, 10: 9}
 
 
+def test_transitions_are_the_documents() -> None:
+    plain = {int(source): sorted(map(int, targets)) for source, targets in TRANSITIONS.items()}
+    assert plain == {
+        0: [1],
+        1: [2],
+        2: [3, 8],
+        3: [4, 8],
+        4: [6, 8],
+        6: [4, 7, 8],
+        7: [],
+        8: [9],
+        9: [10],
+        10: [1],
+    }
+
+
 def test_every_stage_is_empty_with_module_or_cooling() -> None:
     groups = (stages.EMPTY_STAGES, stages.MODULE_STAGES, stages.COOLDOWN_STAGES)
     members = [stage for group in groups for stage in group]
     assert sorted(members) == sorted(SeedStage)
 
 
-def test_groups_are_the_documents() -> None:
-    assert [int(stage) for stage in stages.LIVE_STAGES] == [2, 3, 4, 6]
-    assert set(stages.MODULE_STAGES) == {*stages.LIVE_STAGES, SeedStage.FOSSILIZED}
+def test_groups_follow_from_the_transitions() -> None:
+    prunable = {stage for stage in SeedStage if SeedStage.PRUNED in TRANSITIONS[stage]}
+    assert set(stages.LIVE_STAGES) == prunable
+    assert set(stages.MODULE_STAGES) == prunable | {SeedStage.FOSSILIZED}
     assert set(stages.BLENDED_STAGES) == {
         SeedStage.BLENDING,
         SeedStage.HOLDING,

@@ -26,6 +26,20 @@ NUM_STAGES = len(SeedStage)
 STAGE_INDEX: dict[int, int] = {stage.value: index for index, stage in enumerate(SeedStage)}
 """Position of every stage in the one-hot of the observation (values skip 5, positions do not)."""
 
+TRANSITIONS: dict[SeedStage, frozenset[SeedStage]] = {
+    SeedStage.UNKNOWN: frozenset({SeedStage.DORMANT}),
+    SeedStage.DORMANT: frozenset({SeedStage.GERMINATED}),
+    SeedStage.GERMINATED: frozenset({SeedStage.TRAINING, SeedStage.PRUNED}),
+    SeedStage.TRAINING: frozenset({SeedStage.BLENDING, SeedStage.PRUNED}),
+    SeedStage.BLENDING: frozenset({SeedStage.HOLDING, SeedStage.PRUNED}),
+    SeedStage.HOLDING: frozenset({SeedStage.FOSSILIZED, SeedStage.BLENDING, SeedStage.PRUNED}),
+    SeedStage.FOSSILIZED: frozenset(),
+    SeedStage.PRUNED: frozenset({SeedStage.EMBARGOED}),
+    SeedStage.EMBARGOED: frozenset({SeedStage.RESETTING}),
+    SeedStage.RESETTING: frozenset({SeedStage.DORMANT}),
+}
+"""Every legal change of stage."""
+
 EMPTY_STAGES = (SeedStage.UNKNOWN, SeedStage.DORMANT)
 """The slot has no record."""
 
