@@ -83,7 +83,7 @@ STATIC_FACTORS = (1.5, 2.0)
 
 def wider(member: Member, factor: float) -> Member:
     """Return the same task with a wider host."""
-    return member.replace(width=round(factor * member.width))
+    return dataclasses.replace(member, width=round(factor * member.width))
 
 
 def members_of(family: str | None, split: FamilySplit, parts: Sequence[str] | None) -> list[Member]:

@@ -290,7 +290,7 @@ def main(arguments: list[str]) -> int:
         if member.host == "residual":
             continue
         if options.horizon:
-            member = member.replace(horizon=options.horizon)
+            member = dataclasses.replace(member, horizon=options.horizon)
         own = member.learning_rate if options.optimizer == "sgd" else RATES["adamw"][0]
         rate = options.learning_rate or own
         if member.label in tuned:

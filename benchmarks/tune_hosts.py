@@ -223,7 +223,7 @@ def main(arguments: list[str]) -> int:
     on_cuda = is_cuda(options.device)
     members = members_of(options.family, options.split, options.members)
     if options.horizon:
-        members = [member.replace(horizon=options.horizon) for member in members]
+        members = [dataclasses.replace(member, horizon=options.horizon) for member in members]
     if not options.no_wider:
         members += [wider(member, factor) for factor in STATIC_FACTORS for member in members]
     members = list(dict.fromkeys(members))

@@ -47,7 +47,6 @@ ONLY_PROCESSES = (
     "nissa/",
     "tools/",
     "utils/",
-    "test_lazy.py",
 )
 """Files whose Python processes train nothing; most packages here may not import what trains."""
 

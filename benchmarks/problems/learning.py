@@ -16,7 +16,7 @@ from benchmarks.problems.optimum import find_optimum
 from esper.leyline.controller import ControllerContext
 from esper.leyline.slots import BUILTIN_BLUEPRINTS, SlotConfig
 from esper.simic.training.config import TrainConfig, get_recipe
-from esper.simic.training.evaluation import live_episodes
+from esper.simic.training.episodes import live_episodes
 from esper.simic.training.progress import RoundReport
 from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.controllers.learned import LearnedController

@@ -21,11 +21,10 @@ from statistics import fmean, stdev
 from esper.kasmina.hosts import CnnConfig
 from esper.lab.population.engine import PopulationConfig
 from esper.lab.proof.choose import Table, read_table
-from esper.lab.proof.member import GivenMember
 from esper.lab.proof.play import PlayConfig, Player, Progress
 from esper.lab.proof.results import RESULTS_FILE, ResultFile
 from esper.lab.proof.search import Search, SearchConfig
-from esper.lab.tasks.member import Member
+from esper.lab.tasks.member import GivenMember, Member
 from esper.simic.training.config import LIFE
 
 DOUBLING = ((8, 16, 32), (16, 32, 64), (16, 32))

@@ -42,10 +42,10 @@ from esper.leyline.actions import LifecycleOp
 from esper.leyline.rules import is_in
 from esper.leyline.stages import LIVE_STAGES
 from esper.simic.training.config import LEARNER, TrainConfig, get_recipe
+from esper.simic.training.episodes import TwinCurves
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.progress import RoundReport
 from esper.simic.training.row_source import TaskRows
-from esper.simic.training.twins import TwinCurves
 from esper.simic.training.vectorized import Trainer
 from esper.utils.process import choose_device
 
@@ -136,7 +136,8 @@ def waiting_scores(trainer: Trainer) -> dict[int, float]:
 
 def describe_round(report: RoundReport, waiting: Mapping[int, float]) -> Line:
     """Return what is compared of a round."""
-    outcome, heads = report.outcome, {head: report.update.head(head) for head in HEADS}
+    outcome = report.outcome
+    heads = {row["head"]: row for row in report.update.heads if row["head"] in HEADS}
     twins = torch.tensor([waiting[seed] for seed in outcome.env_seeds], dtype=torch.float64)
     return {
         "round": report.round,

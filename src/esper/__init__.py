@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from esper._lazy import find_in
 from esper._version import __version__
+from esper.leyline.registry import find_in
 
 if TYPE_CHECKING:
     from esper.growth.depth.deepen import Deepen

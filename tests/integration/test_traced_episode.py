@@ -30,10 +30,10 @@ from esper.simic.agent.objective import Targets, make_targets
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.simic.rewards import RewardConfig, Transition, make_reward
 from esper.simic.training.config import TrainConfig
+from esper.simic.training.episodes import TwinCurves
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.rollout import Rollout
 from esper.simic.training.row_source import TaskRows
-from esper.simic.training.twins import TwinCurves
 from esper.tamiyo.controllers.policy_file import Policy, new_policy
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.features import batch_obs_to_features

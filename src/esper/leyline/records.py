@@ -298,13 +298,6 @@ class RunSummary(Plain):
     static_flops: float | None = None
     """What its steps would have taken with all blocks awake."""
 
-    @classmethod
-    def from_mapping(cls, data: Mapping[str, Any]) -> RunSummary:
-        """Rebuild what `to_mapping` returned."""
-        seeds = tuple(SeedRecord(**seed) for seed in data["seeds"])
-        stacks = tuple(StackRecord(**stack) for stack in data.get("stacks", ()))
-        return cls(**{**data, "seeds": seeds, "stacks": stacks})
-
 
 class SeedLives:
     """The lives of all seeds of a run, followed from one epoch to the next."""

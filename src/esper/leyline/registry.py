@@ -1,4 +1,4 @@
-"""The one registry class behind every kind of plug-in.
+"""Things that are found by their name: plug-ins of every kind, and what packages offer.
 
 A plug-in is registered once, under a lower_snake name, usually by a decorator. Third parties add
 theirs through the entry-point group `esper.<kind>s` without touching this package; the group is
@@ -8,9 +8,10 @@ read the first time a name is looked up.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from esper.leyline.errors import UsageError, unknown_name, warn
 
@@ -88,3 +89,27 @@ class Registry(Generic[T]):
                     f"the {self.kind} plug-in {point.name!r} ({point.value}) cannot be used: "
                     f"{type(error).__name__}: {error}; mend or uninstall it"
                 )
+
+
+# ---- Names of packages
+
+
+def find_in(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package whose names are looked up when they are first used.
+
+    `esper query` should not wait for PyTorch, nor whoever reads a run for what writes one.
+
+    Args:
+        package: its name.
+        modules: which names each of its modules defines.
+    """
+    homes = {name: module for module, names in modules.items() for name in names}
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(homes[name]), name)
+        setattr(import_module(package), name, value)
+        return value
+
+    return find

@@ -151,8 +151,6 @@ def parse_axes(name: object) -> Axes:
 Symmetry = Literal["bidirectional", "causal", "equivariant", "pointwise"]
 """Neither symmetry, one of the two, or both: a position then sees only itself."""
 
-SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)
-
 MEANINGS: dict[Symmetry, str] = {
     "bidirectional": "positions see earlier and later ones",
     "causal": "no position sees later ones",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from esper._lazy import find_in
+from esper.leyline.registry import find_in
 
 if TYPE_CHECKING:
     from esper.nissa.database import StoreError

@@ -16,7 +16,7 @@ from esper.kasmina.garden import Garden
 from esper.kasmina.training import rate_factor
 from esper.lab.population.engine import Strategy
 from esper.lab.population.population import Population
-from esper.lab.population.strategy import find_slots
+from esper.lab.population.sequential import find_slots
 from esper.lab.population.task_group import condition_rates
 from esper.lab.tasks.task import Task
 from esper.leyline.actions import LifecycleOp, decode_actions

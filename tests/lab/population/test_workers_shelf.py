@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from esper.lab.population.engine import Condition, StrategyError
-from esper.lab.population.worker_process import _Worker
-from esper.lab.population.workers import WorkerShelf, pack_condition, unpack_condition
+from esper.lab.population.worker_pool import _Worker, pack_condition, unpack_condition
+from esper.lab.population.workers import WorkerShelf
 from esper.lab.tasks import DataShelf
 from tests.lab.population.tiny_tasks import TinyImages, TinyText
 

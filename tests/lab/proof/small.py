@@ -6,8 +6,8 @@ from esper.kasmina.hosts import CnnConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.state import GateConfig
 from esper.lab.population.engine import PopulationConfig
-from esper.lab.proof.member import GivenMember
 from esper.lab.proof.play import PlayConfig
+from esper.lab.tasks.member import GivenMember
 from esper.lab.tasks.presets import Digits
 
 QUICK = PopulationConfig(

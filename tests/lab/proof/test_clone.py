@@ -11,9 +11,9 @@ import torch
 
 from esper.lab.population.engine import PopulationConfig
 from esper.lab.proof.clone import CloneConfig, Cloner, Lessons, find_taught
-from esper.lab.proof.member import GivenMember
 from esper.lab.proof.play import PlayConfig, Player
 from esper.lab.tasks import get_task
+from esper.lab.tasks.member import GivenMember
 from esper.leyline.actions import LifecycleOp, causal_table
 from esper.leyline.controller import GrowthLimits
 from esper.leyline.errors import UsageError

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from esper.lab.proof.arm import ControllerArm, ScheduleArm, StaticArm, heuristic_arm, waiting
-from esper.lab.proof.member import GivenMember
 from esper.lab.proof.play import Cell, Player, Progress, make_chunks
 from esper.lab.proof.results import CellResult
+from esper.lab.tasks.member import GivenMember
 from esper.leyline.errors import UsageError
 from tests.lab.proof.small import member, play_config
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from esper.lab.proof.arm import parse_arm, waiting
-from esper.lab.proof.member import GivenMember
 from esper.lab.proof.play import Player
 from esper.lab.proof.prove import Proof, ProveConfig, make_arm
 from esper.lab.proof.results import ResultFile, write_report
+from esper.lab.tasks.member import GivenMember
 from esper.leyline.errors import UsageError
 from tests.lab.proof.made_up import result
 from tests.lab.proof.small import member, play_config

@@ -184,17 +184,6 @@ def test_an_epoch_is_the_training_split_unless_told_otherwise() -> None:
     assert data.samples_per_step == data.size("train")
 
 
-def test_to_moves_everything() -> None:
-    for data in (images(), images(label_noise=0.2)):
-        assert data.to("cpu") is data
-        moved = data.to("meta")
-        assert moved.device.type == moved.splits.device.type == "meta"
-        assert moved.train_targets is not None
-        assert moved.train_targets.device.type == "meta"
-        is_shared = data.train_targets is data.splits.targets["train"]
-        assert (moved.train_targets is moved.splits.targets["train"]) == is_shared
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -54,7 +55,7 @@ def test_every_value_reaches_the_task() -> None:
     assert config.learning_rate == pytest.approx(2 * tuned_rate("cifar16", "plain", 2_000))
     assert (config.schedule, config.warmup) == (SCHEDULE, WARM_UP)
     assert config.baseline_loss == pytest.approx(math.log(5))
-    assert member.replace(host="residual").task().config.host == "residual"
+    assert replace(member, host="residual").task().config.host == "residual"
     assert member.task(horizon=7).config.horizon == 7
 
 
@@ -83,23 +84,23 @@ def test_what_is_usual_is_the_data_set_s_own() -> None:
 
 def test_conditions_do_not_change_the_architecture() -> None:
     member = Member(data="cifar16")
-    same = member.replace(train_size=100, label_noise=0.4, horizon=9, rate_factor=2.0)
+    same = replace(member, train_size=100, label_noise=0.4, horizon=9, rate_factor=2.0)
     assert same.architecture == member.architecture
     for other in ({"width": 4}, {"depth": 2}, {"host": "residual"}, {"classes": EVEN}):
-        assert member.replace(**other).architecture != member.architecture
+        assert replace(member, **other).architecture != member.architecture
     # Which classes are told apart does not change the network, only how many.
-    odd = member.replace(classes=(1, 3, 5, 7, 9))
-    assert odd.architecture == member.replace(classes=EVEN).architecture
+    odd = replace(member, classes=(1, 3, 5, 7, 9))
+    assert odd.architecture == replace(member, classes=EVEN).architecture
 
 
 def test_what_the_data_cannot_give_is_not_possible() -> None:
     member = Member(data="cifar16")
-    assert member.replace(train_size=27_000).is_possible
-    assert not member.replace(train_size=27_001).is_possible
-    assert member.replace(train_size=13_500, classes=EVEN).is_possible
-    assert not member.replace(train_size=13_501, classes=EVEN).is_possible
-    assert member.replace(depth=4).is_possible
-    assert not member.replace(depth=5).is_possible
+    assert replace(member, train_size=27_000).is_possible
+    assert not replace(member, train_size=27_001).is_possible
+    assert replace(member, train_size=13_500, classes=EVEN).is_possible
+    assert not replace(member, train_size=13_501, classes=EVEN).is_possible
+    assert replace(member, depth=4).is_possible
+    assert not replace(member, depth=5).is_possible
     assert not Member(data="fashion14", depth=4).is_possible
 
 
@@ -111,7 +112,7 @@ def test_sizes_are_the_data_s(data: str, real: Callable[[Callable[[], object]], 
 
 def test_a_member_can_be_trained_on() -> None:
     member = Member(data="digits", width=4, depth=2, classes=(1, 7), train_size=200)
-    noisy = member.replace(label_noise=0.3)
+    noisy = replace(member, label_noise=0.3)
     clean_data, data = member.task().load(), noisy.task().load()
     assert data.size("train") == 200
     assert data.num_classes == 2

@@ -15,7 +15,7 @@ from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.controllers.policy_file import Policy, new_policy
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.decision import PolicyStep
-from esper.tamiyo.policy.action_masks import available_heads, base_mask
+from esper.tamiyo.policy.action_masks import available_heads
 from esper.testing.controllers import random_signals
 
 Pay = Callable[[Tensor, PolicyStep, int], Tensor]
@@ -71,7 +71,7 @@ def collect(
             blueprint_indices=blueprints,
             hidden=hidden,
             step=step,
-            base_masks=base_mask(masks),
+            base_masks=network.table.head_masks(masks, torch.zeros(rows, 8, dtype=torch.int64)),
             available=available_heads(masks),
             free=masks.op.sum(1) > 1,
             active=at < ends,

@@ -7,7 +7,7 @@ from esper.leyline.controller import DEFAULT_GAMMA, ENTROPY_COEF_PER_HEAD
 from esper.leyline.errors import ConfigError
 from esper.simic.agent.config import PerHead, PPOConfig
 from esper.simic.agent.objective import FORCED_VALUE_WEIGHT
-from esper.simic.agent.optimizer import ADAM_EPS
+from esper.simic.agent.ppo import ADAM_EPS
 
 
 def test_defaults_are_those_of_the_documents() -> None:

@@ -76,7 +76,7 @@ def test_weights_that_break_in_mid_update_end_it_and_are_reported() -> None:
     assert report.updates[1]["was_skipped"]
     assert agent.updates_done == 1
     assert agent.skips_in_a_row == 1
-    assert not report.skipped
+    assert report.steps
 
 
 def test_more_minibatches_than_rows_are_rows() -> None:
@@ -94,5 +94,5 @@ def test_a_round_without_any_choice_still_teaches_the_critic() -> None:
     assert report.steps == 4
     assert report.updates[-1]["usable_steps"] == 0
     assert report.updates[-1]["approx_kl"] is None
-    assert report.head("op")["ratio_max"] is None
+    assert {row["ratio_max"] for row in report.heads} == {None}
     assert not torch.equal(before, agent.network.value_head[0].weight)

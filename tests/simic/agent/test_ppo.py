@@ -15,8 +15,7 @@ from esper.leyline.errors import NonFiniteError, UsageError
 from esper.simic.agent.config import ExplorationConfig, ImitationConfig, PerHead
 from esper.simic.agent.losses import joint_ratio
 from esper.simic.agent.objective import Losses, Objective, Scored, Targets, make_targets
-from esper.simic.agent.optimizer import group_of, optimizer_state
-from esper.simic.agent.ppo import PPOAgent, PPOConfig, compute_ppo_loss
+from esper.simic.agent.ppo import PPOAgent, PPOConfig, compute_ppo_loss, group_of, optimizer_state
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, compute_per_head_advantages
 from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.decision import Scores
@@ -452,7 +451,7 @@ def test_every_combination_of_options_learns_something(critic: str, ratio: str, 
     agent = make_agent(policy, ratio=ratio, value_clip=0.5, weight_decay=0.01)
     before = weights(policy)
     report = update(agent, collect(policy, truncate=True))
-    assert not report.skipped
+    assert report.steps
     assert not report.nonfinite
     assert agent.updates_done == 1
     assert report.approx_kl > 0
@@ -578,7 +577,7 @@ def test_a_log_probability_that_is_not_finite_skips_the_step() -> None:
         policy.network.tempo_head[-1].bias[0] = torch.nan
     before = weights(policy)
     report = update(agent, buffer)
-    assert report.skipped
+    assert not report.steps
     assert [(found.kind, found.heads) for found in report.nonfinite] == [("log_prob", ("tempo",))]
     assert report.updates[0]["was_skipped"]
     assert report.updates[0]["nonfinite"] == 1
@@ -610,7 +609,7 @@ def test_a_value_that_is_not_finite_is_found() -> None:
         policy.network.value_head[-1].bias[0] = torch.inf
     report = update(agent, buffer)
     assert [found.kind for found in report.nonfinite] == ["value"]
-    assert report.skipped
+    assert not report.steps
 
 
 def test_a_reward_that_is_not_finite_is_found_before_anything_is_learned() -> None:
@@ -632,7 +631,7 @@ def test_a_gradient_that_is_not_finite_is_not_stepped_on() -> None:
     report = update(agent, buffer)
     assert [(found.kind, found.heads) for found in report.nonfinite] == [("gradient", ("style",))]
     assert torch.isfinite(weight).all()
-    assert report.skipped
+    assert not report.steps
 
 
 def test_three_updates_in_a_row_that_went_wrong_stop_the_training() -> None:
@@ -699,7 +698,7 @@ def test_resetting_heads_touches_nothing_else() -> None:
     first = after["blueprint_head.0.weight"]
     agent.reset_heads(["blueprint"])
     assert not torch.equal(first, agent.network.blueprint_head[0].weight)
-    assert not update(agent, collect(agent.policy), 1).skipped
+    assert update(agent, collect(agent.policy), 1).steps
 
 
 def test_a_fresh_op_head_has_its_prior_again() -> None:

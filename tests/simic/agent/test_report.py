@@ -74,8 +74,7 @@ def test_the_last_row_is_what_people_ask_for() -> None:
     assert report.approx_kl == report.updates[-1]["approx_kl"]
     assert report.explained_variance == report.updates[-1]["explained_variance"]
     assert report.potential_share == report.updates[-1]["potential_share"]
-    assert report.head("tempo")["ordinal"] == 1
-    assert not report.skipped
+    assert report.steps
     assert report.seconds > 0
 
 
@@ -84,7 +83,7 @@ def test_what_could_not_be_measured_is_absent() -> None:
     buffer = collect(agent.policy)
     buffer.batch().rewards[0, 0] = math.nan
     report = agent.update(buffer, progress=0.0, paid_off=0.0, round=0)
-    assert report.skipped
+    assert not report.steps
     assert math.isnan(report.approx_kl)
     rows = report.rows(round=0, env_steps=1)
     last = rows[-1]

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from esper.leyline.actions import NUM_OPS, LifecycleOp
+from esper.nissa.monitors.policy import HEAD_RATIO
+from esper.nissa.monitors.policy import RATIO_UNCHANGED as MONITORED_UNCHANGED
 from esper.simic.agent.report import (
+    RATIO_CRITICAL,
+    RATIO_UNCHANGED,
+    RATIO_WARNING,
     monitor_advantage_bias_by_op,
     monitor_critic_op_sensitivity,
     monitor_per_head_ratios,
@@ -23,6 +28,25 @@ def test_advantages_by_op() -> None:
     assert (found["WAIT"]["n"], found["WAIT"]["is_biased"]) == (500, False)
     assert found["PRUNE"]["is_biased"]
     assert found["PRUNE"]["mean"] == pytest.approx(3.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("mean", "count", "biased"),
+    [(1.1, 101, True), (-1.1, 101, True), (1.1, 100, False), (0.9, 101, False)],
+)
+def test_an_op_is_biased_beyond_its_deviation_and_a_hundred_decisions(
+    mean: float, count: int, biased: bool
+) -> None:
+    values = torch.ones(count)
+    values[::2] = -1.0
+    values = (values - values.mean()) / values.std() + mean
+    found = monitor_advantage_bias_by_op(values, torch.zeros(count, dtype=torch.int64))
+    assert found["WAIT"]["is_biased"] is biased
+
+
+def test_the_levels_of_ratios_are_those_of_the_monitor() -> None:
+    assert (HEAD_RATIO.warning, HEAD_RATIO.critical) == (RATIO_WARNING, RATIO_CRITICAL)
+    assert MONITORED_UNCHANGED == RATIO_UNCHANGED
 
 
 def test_the_shape_of_advantages() -> None:

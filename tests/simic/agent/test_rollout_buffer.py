@@ -10,7 +10,7 @@ from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.policy.action_masks import available_heads, base_mask, causal_heads
+from esper.tamiyo.policy.action_masks import available_heads, causal_heads
 from esper.utils.storage import load_tree, save_tree
 from tests.simic.agent.rollouts import collect, situation, small_policy
 
@@ -23,13 +23,14 @@ def decision(policy: Any, rows: int, active: Any = None, seed: int = 0) -> dict[
     state, cell = torch.randn(2, 1, rows, 32, generator=draws)
     hidden = (state, cell)
     step = policy.network.get_action(raw, masks, blueprints, hidden, generator=draws)
+    waiting = torch.zeros(rows, 8, dtype=torch.int64)
     return {
         "raw_state": raw,
         "state": policy.normalizer.normalize(raw),
         "blueprint_indices": blueprints,
         "hidden": hidden,
         "step": step,
-        "base_masks": base_mask(masks),
+        "base_masks": policy.network.table.head_masks(masks, waiting),
         "available": available_heads(masks),
         "free": masks.op.sum(1) > 1,
         "active": torch.ones(rows, dtype=torch.bool) if active is None else active,

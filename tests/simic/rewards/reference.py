@@ -238,13 +238,10 @@ class RowReference:
         return -0.3 * min(1.0, worth / 10)
 
     def timing_discount(self, slot: int) -> float:
-        epochs = self.config.timing.epochs
-        if self.config.disable_timing_discount or epochs == 0:
-            return 1.0
         germinated = self.before.epoch - self.before.age[slot]
-        if germinated >= epochs:
+        if self.config.disable_timing_discount or germinated >= 10:
             return 1.0
-        return 0.4 + 0.6 * germinated / epochs
+        return 0.4 + 0.6 * germinated / 10
 
     def bounded(self, worth: float, progress: float | None, combination: str) -> float:
         if progress is None:
@@ -273,7 +270,7 @@ class RowReference:
         if self.fossilizes_harm(slot):
             return 0.0
         progress = None if seed.before is None else self.before.val_score - seed.before
-        earned = self.bounded(worth, progress, self.config.attribution.combination)
+        earned = self.bounded(worth, progress, self.config.combination)
         earned *= self.regress_discount(slot)
         sign = -1 if is_pruned else 1
         return (sign * earned + self.ransomware(slot)) * self.timing_discount(slot)
@@ -319,8 +316,6 @@ class RowReference:
         epochs = self.before.epochs_in_stage[slot]
         if self.before.stage[slot] != HOLDING or epochs < 2:
             return 0.0
-        if self.config.warning.holding_ops == "wait" and self.op != WAIT:
-            return 0.0
         if self.op in (FOSSILIZE, PRUNE) and slot == self.slot:
             return 0.0
         if self.attribution_of(slot) <= NOTHING:
@@ -356,12 +351,10 @@ class RowReference:
         )
 
     def rent(self) -> float:
-        config = self.config.rent
-        growth = self.effective_params() / max(self.after.host_params, config.min_host, 1)
-        return -min(0.5 * math.log1p(growth), config.limit)
+        growth = self.effective_params() / max(self.after.host_params, 200)
+        return -min(0.5 * math.log1p(growth), 1.5)
 
     def shock(self) -> float:
-        config = self.config.shock
         host = max(self.before.host_params, 200)
         cost = 0.1958 * sum(
             (now - then) ** 2 * size / host
@@ -369,19 +362,18 @@ class RowReference:
                 self.after.alpha, self.before.alpha, self.before.slot_params, strict=True
             )
         )
-        return -cost if config.limit is None else -min(cost, config.limit)
+        return -min(cost, 1.0)
 
     def occupancy(self) -> float:
-        config = self.config.occupancy
         seeds = sum(stage in MODULE for stage in self.after.stage)
         fossils = self.after.stage.count(FOSSIL)
-        return -config.per_seed * max(0, seeds - 1) - config.per_fossil * fossils
+        return -0.01 * max(0, seeds - 1) - 0.002 * fossils
 
     def is_first(self) -> bool:
         return self.op == GERMINATE and self.germinations == 0
 
     def first_germination(self) -> float:
-        return self.config.first_germination.bonus if self.is_first() else 0.0
+        return 0.2 if self.is_first() else 0.0
 
     def clawback(self) -> float:
         slot = self.slot if self.is_first() else self.first_slot
@@ -392,13 +384,13 @@ class RowReference:
         if not gone and not unripe:
             return 0.0
         age = 0 if self.is_first() else self.before.age[slot]
-        return -self.config.first_germination.bonus / self.config.gamma**age
+        return -0.2 / self.config.gamma**age
 
     def action(self) -> float:
         if self.op in (WAIT, ADVANCE):
             return 0.0
         if self.op == GERMINATE:
-            return -self.config.operation.germinate
+            return -0.15
         if self.op == SET_ALPHA:
             return -0.005
         if self.op == FOSSILIZE:
@@ -417,12 +409,11 @@ class RowReference:
         return -0.2
 
     def prune(self, slot: int) -> float:
-        config = self.config.operation
         worth, age = self.contribution(slot), self.before.age[slot]
         if worth is None:
             return -0.1 if age < 5 else 0.0
         if worth < -0.5:
-            return config.prune_harmful if age >= config.prune_harmful_age else -0.1
+            return 0.15 if age >= 3 else -0.1
         if worth < 0:
             return 0.1
         return -min(0.3 + 0.05 * worth, 0.9)
@@ -441,9 +432,7 @@ class RowReference:
     def terminal(self) -> float:
         if not self.is_last:
             return 0.0
-        count, saturation = self.count_contributing(), self.config.terminal.fossil_saturation
-        counted = count if saturation is None else math.tanh(count / saturation)
-        return 0.05 * self.after.val_score + 3 * counted
+        return 0.05 * self.after.val_score + 3 * math.tanh(self.count_contributing() / 3)
 
     def committed_terminal(self) -> float:
         after = self.after

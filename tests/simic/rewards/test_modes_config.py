@@ -8,13 +8,11 @@ from esper.leyline.config import Config
 from esper.leyline.errors import ConfigError
 from esper.simic.rewards import (
     REWARDS,
-    ComposedReward,
     RewardConfig,
     check_gamma,
-    december_config,
-    make_reward,
 )
 from esper.simic.rewards.modes import SHAPED_TERMS, LossConfig
+from tests.simic.rewards.stories import Story
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 
@@ -43,28 +41,8 @@ def test_a_target_loss_above_chance_is_refused() -> None:
 
 
 def test_configurations_survive_plain_data() -> None:
-    config = december_config(gamma=0.9)
+    config = RewardConfig(mode="shaped", combination="geometric", gamma=0.9)
     assert RewardConfig.from_mapping(config.to_mapping()) == config
-
-
-def test_december_differs_exactly_where_the_documents_say() -> None:
-    now, then = constants(RewardConfig(mode="shaped")), constants(december_config())
-    changed = {name: (now[name], then[name]) for name in now if now[name] != then[name]}
-    assert changed == {
-        "attribution.combination": ("harmonic", "geometric"),
-        "timing.epochs": (10, 0),
-        "warning.holding_ops": ("undecided", "wait"),
-        "rent.limit": (1.5, 8.0),
-        "rent.min_host": (200.0, 0.0),
-        "shock.limit": (1.0, None),
-        "occupancy.per_seed": (0.01, 0.0),
-        "occupancy.per_fossil": (0.002, 0.0),
-        "first_germination.bonus": (0.2, 0.0),
-        "operation.germinate": (0.15, 0.02),
-        "operation.prune_harmful": (0.15, 0.3),
-        "operation.prune_harmful_age": (3, 0),
-        "terminal.fossil_saturation": (3.0, None),
-    }
 
 
 def test_the_page_lists_every_constant_with_its_default_and_meaning() -> None:
@@ -86,9 +64,8 @@ def sentence(config: Config, name: str) -> str:
 def test_the_page_names_every_mode_with_its_terms() -> None:
     text = PAGE.read_text("utf-8")
     for mode in REWARDS:
-        reward = make_reward(RewardConfig(mode=mode))
-        assert isinstance(reward, ComposedReward)
+        terms = Story(RewardConfig(mode=mode)).wait().terms
         line = re.search(rf"^\| `{mode}` \| (.*?) \|", text, re.MULTILINE)
         assert line is not None
         named = {"escrow": ", ".join((*SHAPED_TERMS, "escrow"))}.get(mode, line[1])
-        assert named.split(" (")[0].split(", ") == list(reward.term_names)
+        assert named.split(" (")[0].split(", ") == list(terms)

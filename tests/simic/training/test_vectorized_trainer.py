@@ -20,9 +20,9 @@ from esper.simic.agent.objective import Targets, make_targets
 from esper.simic.agent.rollout_buffer import compute_gae
 from esper.simic.rewards import RewardConfig, RewardStep, Transition
 from esper.simic.training.config import StageConfig, TrainConfig
+from esper.simic.training.episodes import TwinCurves
 from esper.simic.training.evaluation import Evaluator
 from esper.simic.training.progress import Progress, Tally
-from esper.simic.training.twins import TwinCurves
 from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.utils.process import resident_bytes

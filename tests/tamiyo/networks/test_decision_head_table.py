@@ -12,7 +12,6 @@ from esper.leyline.rules import Masks
 from esper.leyline.slots import NOOP, NUM_BLUEPRINTS
 from esper.tamiyo.controllers.registry import head_mask
 from esper.tamiyo.networks.decision import NUM_HEADS, HeadTable
-from esper.tamiyo.policy.action_masks import base_mask
 from tests.tamiyo.networks.situations import random_masks
 
 
@@ -82,7 +81,15 @@ def test_every_choice_selects_the_mask_the_rules_give(slots: int, by_slot: bool)
 def test_idle_heads_have_their_base_mask(table: HeadTable) -> None:
     masks = random_masks(60)
     actions = torch.zeros(60, NUM_HEADS, dtype=torch.int64)
-    assert torch.equal(table.head_masks(masks, actions), base_mask(masks))
+    waiting = table.head_masks(masks, actions)
+    for row in range(60):
+        enabled = masks.slot_by_op[row, LifecycleOp.WAIT]
+        fitting = masks.blueprint_by_slot[row, enabled].any(0)
+        idle = {"slot": enabled, "blueprint": fitting}
+        for at, head in enumerate(HEAD_NAMES):
+            wanted = idle[head] if head in idle else getattr(masks, head)[row]
+            expected = wanted.nonzero().flatten().tolist() or [NOOP]
+            assert waiting[row, at].nonzero().flatten().tolist() == expected, head
 
 
 def test_where_nothing_fits_the_idle_blueprint_is_noop(table: HeadTable) -> None:

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from esper.lab.imagined import ImaginedHosts
 from esper.leyline.actions import (
     CAUSAL_HEADS,
     HEAD_NAMES,
-    PLACEHOLDERS,
+    HEAD_SIZES,
     LifecycleOp,
     decode_actions,
     placeholder_actions,
@@ -33,12 +33,8 @@ from esper.leyline.stages import SeedStage
 from esper.tamiyo.policy.action_masks import (
     MaskedCategorical,
     available_heads,
-    base_mask,
-    by_head,
     causal_heads,
     compute_action_masks,
-    head_sizes,
-    heads_mask,
 )
 from esper.testing.controllers import random_signals
 from tests.kasmina.gardens import measure, plain_table, same_state, stack_garden
@@ -104,7 +100,7 @@ def random_action(masks: Masks, generator: torch.Generator) -> dict[str, Tensor]
 
     action = {
         head: torch.randint(0, size, (1,), generator=generator)
-        for head, size in head_sizes(masks).items()
+        for head, size in {**HEAD_SIZES, "slot": masks.slot_by_op.shape[-1]}.items()
     }
     if torch.rand((), generator=generator) < 0.5:
         allowed = masks.op.clone()
@@ -171,23 +167,6 @@ def test_every_choice_agrees_with_execution_in_lives_of_hosts() -> None:
         assert bool((applied.outcome != int(Outcome.ILLEGAL)).all())
 
 
-def test_action_mask_consistency() -> None:
-    """Masks stored at rollout are those computed again, and every taken action is legal in them."""
-    hosts = ImaginedHosts(16, 3, seed=2)
-    stored = []
-    for _ in range(100):
-        signals, fits = hosts.signals(), hosts.fits
-        masks = compute_action_masks(signals, fits, hosts.lifecycle.effective_rules)
-        actions = hosts.random_actions(prune_chance=0.3)
-        stored.append((signals, fits, actions, heads_mask(masks, actions["op"], actions["slot"])))
-        hosts.step(actions)
-    for signals, fits, actions, mask in stored:
-        again = compute_action_masks(signals, fits)
-        assert torch.equal(mask, heads_mask(again, actions["op"], actions["slot"]))
-        for head, allowed in by_head(mask, again).items():
-            assert bool(allowed.gather(-1, actions[head].unsqueeze(-1)).all()), head
-
-
 def test_masks_come_from_signals_as_from_the_lifecycle_itself() -> None:
     for seed in range(20):
         signals, masks = draw(8, 3, seed)
@@ -235,92 +214,7 @@ def test_a_head_is_available_where_a_legal_op_uses_it(seed: int) -> None:
         assert {head for i, head in enumerate(HEAD_NAMES) if available[row, i]} == used
 
 
-# ------------------------------------------------------------------------------- masks of the heads
-
-
-@settings(max_examples=40)
-@given(st.integers(1, 8), st.integers(0, 10**6))
-def test_heads_have_the_row_of_their_op_or_their_placeholder(slots: int, seed: int) -> None:
-    _, masks = draw(12, slots, seed)
-    generator = torch.Generator().manual_seed(seed)
-    op = MaskedCategorical(torch.zeros(12, 6), masks.op).sample(generator)
-    rows = torch.arange(12)
-    slot = MaskedCategorical(torch.zeros(12, slots), masks.slot_by_op[rows, op]).sample(generator)
-    mask = heads_mask(masks, op, slot)
-    assert mask.shape == (12, 8, max(NUM_BLUEPRINTS, slots))
-    assert bool(mask.any(-1).all())
-    sizes = head_sizes(masks)
-    for index, head in enumerate(HEAD_NAMES):
-        assert not bool(mask[:, index, sizes[head] :].any())
-    parts = by_head(mask, masks)
-    assert torch.equal(parts["op"], masks.op)
-    for row in range(12):
-        taken = LifecycleOp(int(op[row]))
-        for head in HEAD_NAMES[:-1]:
-            part = parts[head][row]
-            if head not in CAUSAL_HEADS[taken]:
-                first = int(masks.slot_by_op[row, 0].to(torch.uint8).argmax())
-                wanted = first if head == "slot" else int(PLACEHOLDERS[head])
-                assert part.nonzero().flatten().tolist() == [wanted]
-            elif head == "slot":
-                assert torch.equal(part, masks.slot_by_op[row, taken])
-            elif head == "blueprint":
-                assert torch.equal(part, masks.blueprint_by_slot[row, slot[row]])
-            else:
-                assert torch.equal(part, getattr(masks, head)[row])
-
-
-def test_blueprint_noop_during_non_germinate() -> None:
-    """Unless a seed is germinated, the blueprint can only be index 0; else it cannot be."""
-    hosts = ImaginedHosts(64, 3, seed=5)
-    seen = set()
-    for _ in range(40):
-        masks = compute_action_masks(hosts.signals(), hosts.fits)
-        actions = hosts.random_actions(prune_chance=0.3)
-        mask = heads_mask(masks, actions["op"], actions["slot"])[:, BLUEPRINT]
-        germinates = actions["op"] == int(LifecycleOp.GERMINATE)
-        assert bool((one_choice(mask[~germinates]) == 0).all())
-        assert not bool(mask[germinates, 0].any())
-        assert bool((actions["blueprint"][~germinates] == 0).all())
-        seen |= set(actions["op"].tolist())
-        hosts.step(actions)
-    assert seen == set(range(6))
-
-
-def test_base_masks_are_what_is_possible_before_anything_is_chosen() -> None:
-    _, masks = draw(30, 4, 3)
-    parts = by_head(base_mask(masks), masks)
-    assert torch.equal(parts["slot"], masks.slot_by_op[:, LifecycleOp.WAIT])
-    assert torch.equal(parts["op"], masks.op)
-    assert torch.equal(parts["style"], masks.style)
-    for row in range(30):
-        fitting = masks.blueprint_by_slot[row, parts["slot"][row]].any(0)
-        expected = fitting.nonzero().flatten().tolist() or [0]
-        assert parts["blueprint"][row].nonzero().flatten().tolist() == expected
-
-
-def test_where_nothing_fits_the_idle_blueprint_is_noop() -> None:
-    hosts = ImaginedHosts(2, 2)
-    masks = compute_action_masks(hosts.signals(), torch.zeros_like(hosts.fits))
-    assert one_choice(base_mask(masks)[:, BLUEPRINT]).tolist() == [0, 0]
-    assert not bool(masks.op[:, LifecycleOp.GERMINATE].any())
-
-
 # ------------------------------------------------------------------------------------ empty masks
-
-
-def test_an_illegal_op_leaves_nothing_to_choose_and_says_where() -> None:
-    hosts = ImaginedHosts(3, 2)
-    masks, signals = hosts.masks(), hosts.signals()
-    slot = torch.zeros(3, dtype=torch.int64)
-    message = r"row 1, head 'slot': FOSSILIZE at slot 0 .* legal ops here: WAIT, GERMINATE"
-    with pytest.raises(EmptyMaskError, match=message):
-        heads_mask(masks, torch.tensor([0, 4, 0]), slot)
-    with pytest.raises(EmptyMaskError, match="slots: 0 empty, 1 empty"):
-        heads_mask(masks, torch.tensor([0, 4, 0]), slot, signals=signals)
-    full = compute_action_masks(signals, torch.zeros_like(hosts.fits))
-    with pytest.raises(EmptyMaskError, match="row 0, head 'slot': GERMINATE"):
-        heads_mask(full, torch.tensor([1, 0, 0]), slot)
 
 
 def test_a_row_without_slots_has_no_action() -> None:
@@ -418,19 +312,14 @@ def test_masks_on_a_device_are_those_on_the_cpu() -> None:
     hosts = ImaginedHosts(32, seed=8)
     for _ in range(20):
         hosts.step(hosts.random_actions(prune_chance=0.1))
-    actions = hosts.random_actions()
-    ours = heads_mask(hosts.masks(), actions["op"], actions["slot"])
+    op = hosts.random_actions()["op"]
     on_gpu = compute_action_masks(hosts.signals().to("cuda"), hosts.fits.to("cuda"))
-    op, slot = actions["op"].to("cuda"), actions["slot"].to("cuda")
     # Tables go to the device once, and wait for it.
-    heads_mask(on_gpu, op, slot), base_mask(on_gpu), available_heads(on_gpu), causal_heads(op)
+    available_heads(on_gpu), causal_heads(op.to("cuda"))
     torch.cuda.set_sync_debug_mode("error")
     try:
-        theirs = heads_mask(on_gpu, op, slot)
-        base, available, causal = base_mask(on_gpu), available_heads(on_gpu), causal_heads(op)
+        available, causal = available_heads(on_gpu), causal_heads(op.to("cuda"))
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(ours, theirs.cpu())
-    assert torch.equal(base_mask(hosts.masks()), base.cpu())
     assert torch.equal(available_heads(hosts.masks()), available.cpu())
-    assert torch.equal(causal_heads(actions["op"]), causal.cpu())
+    assert torch.equal(causal_heads(op), causal.cpu())

@@ -36,9 +36,9 @@ from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.controllers.policy_file import new_policy
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.networks.decision import Scores
+from esper.tamiyo.networks.decision import NUM_HEADS, Scores
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
-from esper.tamiyo.policy.action_masks import available_heads, base_mask
+from esper.tamiyo.policy.action_masks import available_heads
 from esper.tamiyo.policy.features import batch_obs_to_features
 
 # ---- The named reference: sb3-contrib's `RecurrentPPO`, set up to do the policy's work
@@ -272,6 +272,7 @@ class UpdateWork:
         policy, device = self.agent.policy, self.device
         hidden = policy.network.initial_hidden(self.rows)
         nobody = torch.zeros(self.rows, dtype=torch.bool, device=device)
+        waiting = torch.zeros(self.rows, NUM_HEADS, dtype=torch.int64, device=device)
         for at, (signals, legal) in enumerate(situations):
             raw, blueprints = batch_obs_to_features(signals, slots, device)
             masks = legal.to(device)
@@ -283,7 +284,7 @@ class UpdateWork:
                 blueprint_indices=blueprints,
                 hidden=hidden,
                 step=step,
-                base_masks=base_mask(masks),
+                base_masks=policy.network.table.head_masks(masks, waiting),
                 available=available_heads(masks),
                 free=masks.op.sum(-1) > 1,
                 active=~nobody,

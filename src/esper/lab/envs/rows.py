@@ -23,9 +23,8 @@ from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.simic.rewards import make_reward
 from esper.simic.training.config import TrainConfig, get_recipe
-from esper.simic.training.episodes import Episodes
+from esper.simic.training.episodes import Episodes, TwinCurves
 from esper.simic.training.row_source import TaskRows
-from esper.simic.training.twins import TwinCurves
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.action_masks import available_heads
 from esper.utils.settings import change_settings
@@ -147,11 +146,6 @@ class GrowRows:
     def active(self) -> Tensor:
         """Bool [R], rows whose episode still runs."""
         return self._playing.active
-
-    @property
-    def live_seconds(self) -> float:
-        """Seconds that the rows of this episode have spent living."""
-        return self._playing.live_seconds
 
     @property
     def masks(self) -> Masks:

@@ -16,13 +16,14 @@ from esper.kasmina.evaluation import BatchEvaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.optimizer import CarriedOptimizer, slot_groups
-from esper.kasmina.slots.placement import Placed, SlotNames
+from esper.kasmina.slots.placement import Placed, SlotNames, place_slots
 from esper.kasmina.state import SlotState
 from esper.kasmina.training import Trainee, build_optimizer
-from esper.lab.population.engine import Condition, SlotSpec
+from esper.lab.population.engine import Condition, PopulationConfig, SlotSpec
 from esper.lab.population.train_step import RowTraining
 from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.splits import Split
+from esper.lab.tasks.task import Task
 from esper.leyline.slots import USUAL_AXES
 from esper.utils.randomness import Later, drawing
 
@@ -234,3 +235,48 @@ def one_thread(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def make_sequential(
+    conditions: Sequence[Condition], keys: Sequence[int], config: PopulationConfig
+) -> SequentialEngine:
+    """Return the plain engine for rows of one architecture."""
+    hosts = build_hosts(conditions, keys, config)
+    garden = GardenConfig(lifecycle=config.lifecycle, training_mode=config.training_mode)
+    return SequentialEngine(
+        hosts,
+        find_slots(hosts[0], conditions[0].task, config),
+        conditions,
+        keys,
+        config=garden,
+        use_bf16=config.use_bf16,
+    )
+
+
+def build_hosts(
+    conditions: Sequence[Condition], keys: Sequence[int], config: PopulationConfig
+) -> list[nn.Module]:
+    """Return a fresh host for every row, its weights drawn from the row's own stream."""
+    dtype = torch.float64 if config.precision == "float64" else torch.float32
+    return [
+        condition.task.build_host(key).to(dtype)
+        for condition, key in zip(conditions, keys, strict=True)
+    ]
+
+
+def find_slots(host: nn.Module, task: Task, config: PopulationConfig) -> tuple[SlotSpec, ...]:
+    """Return what flows at every slot of a task's host."""
+    example = task.example_input()
+    if example.is_floating_point() and config.precision == "float64":
+        example = example.double()
+    return tuple(
+        SlotSpec(
+            slot.name,
+            slot.path,
+            slot.topology,
+            slot.shape,
+            slot.shape[1] if slot.topology == "cnn" else slot.shape[-1],
+            slot.symmetry,
+        )
+        for slot in place_slots(host, task.slot_paths, example, USUAL_AXES[task.topology]).slots
+    )

@@ -9,18 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint_by_id, offered
-from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.slots.placement import place_slots
 from esper.kasmina.slots.probe import hooked
 from esper.lab.population.engine import (
     Condition,
     PopulationConfig,
     PopulationEngine,
-    SlotSpec,
     Strategy,
     divide,
 )
-from esper.lab.population.sequential import SequentialEngine
+from esper.lab.population.sequential import build_hosts, find_slots, make_sequential
 from esper.lab.population.stacked import StackedEngine
 from esper.lab.population.vmap_rules import host_problem, seed_problem
 from esper.lab.population.worker_pool import may_start_processes, usable_cores
@@ -28,7 +25,6 @@ from esper.lab.population.workers import WorkerClient, WorkersEngine
 from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.task import Task, get_task
 from esper.leyline.errors import UsageError, warn
-from esper.leyline.slots import USUAL_AXES
 
 # - How many rows a stack has: as many as are asked for at most, and as its memory is sure to hold
 
@@ -179,51 +175,6 @@ def make_engines(
             return
         warn(f"task {task.name!r} cannot be stacked: {problem}; its rows run one after another")
     yield rows, make_sequential(conditions, keys, config)
-
-
-def make_sequential(
-    conditions: Sequence[Condition], keys: Sequence[int], config: PopulationConfig
-) -> SequentialEngine:
-    """Return the plain engine for rows of one architecture."""
-    hosts = build_hosts(conditions, keys, config)
-    garden = GardenConfig(lifecycle=config.lifecycle, training_mode=config.training_mode)
-    return SequentialEngine(
-        hosts,
-        find_slots(hosts[0], conditions[0].task, config),
-        conditions,
-        keys,
-        config=garden,
-        use_bf16=config.use_bf16,
-    )
-
-
-def build_hosts(
-    conditions: Sequence[Condition], keys: Sequence[int], config: PopulationConfig
-) -> list[nn.Module]:
-    """Return a fresh host for every row, its weights drawn from the row's own stream."""
-    dtype = torch.float64 if config.precision == "float64" else torch.float32
-    return [
-        condition.task.build_host(key).to(dtype)
-        for condition, key in zip(conditions, keys, strict=True)
-    ]
-
-
-def find_slots(host: nn.Module, task: Task, config: PopulationConfig) -> tuple[SlotSpec, ...]:
-    """Return what flows at every slot of a task's host."""
-    example = task.example_input()
-    if example.is_floating_point() and config.precision == "float64":
-        example = example.double()
-    return tuple(
-        SlotSpec(
-            slot.name,
-            slot.path,
-            slot.topology,
-            slot.shape,
-            slot.shape[1] if slot.topology == "cnn" else slot.shape[-1],
-            slot.symmetry,
-        )
-        for slot in place_slots(host, task.slot_paths, example, USUAL_AXES[task.topology]).slots
-    )
 
 
 def stacking_problem(task: Task, config: PopulationConfig) -> str | None:

@@ -269,7 +269,7 @@ class WorkerHandle:
 
 def _start() -> tuple[BaseProcess, Connection]:
     """Start a process that serves requests; return it and the connection to it."""
-    from esper.lab.population.worker_process import serve
+    from esper.lab.population.worker_pool import serve
 
     context = mp.get_context("spawn")
     connection, theirs = context.Pipe()

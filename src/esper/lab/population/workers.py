@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -17,16 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
+from esper.kasmina.blueprints.registry import blueprint_names
 from esper.kasmina.engine import EpochResult, RowWeights
 from esper.kasmina.governor import GradientSample
-from esper.kasmina.hosts import HOSTS
 from esper.kasmina.state import SlotState
-from esper.lab.population.engine import Condition, PopulationConfig, SlotSpec, StrategyError
+from esper.lab.population.engine import Condition, PopulationConfig, SlotSpec
 from esper.lab.population.worker_handle import WorkerError
-from esper.lab.population.worker_pool import WorkerPool, lease_pool
+from esper.lab.population.worker_pool import (
+    WorkerPool,
+    check_classes,
+    lease_pool,
+    pack_condition,
+    refused_task,
+)
 from esper.lab.tasks.splits import Split, Splits
-from esper.lab.tasks.task import Task
 from esper.utils.randomness import Later
 
 # ---- What worker processes have loaded: tasks and the sources of their data, each as long as used
@@ -51,7 +53,7 @@ class WorkerShelf:
         wanted = {id(condition): condition for condition in conditions}
         new = [condition for name, condition in wanted.items() if name not in self._conditions]
         for condition in new:
-            _check_classes(condition.task)
+            check_classes(condition.task)
         self._users.update(wanted.keys())
         try:
             self._load(new)
@@ -90,7 +92,7 @@ class WorkerShelf:
             except WorkerError as error:
                 if not self._pool.is_usable:
                     raise
-                raise _refused(task, error) from error
+                raise refused_task(task, error) from error
 
     def _load_source(self, splits: Splits) -> None:
         number = self._pool.next_serial()
@@ -103,71 +105,6 @@ class WorkerShelf:
         source = self._sources[id(condition.data.splits)][1]
         words = (number, source, list(sys.path), blueprint_names(), pack_condition(condition))
         return {p: self._pool.ask(p, "load", *words) for p in range(self._count)}
-
-
-class _ConditionPickler(pickle.Pickler):
-    """Leaves the source out: the other side has it."""
-
-    def __init__(self, buffer: io.BytesIO, splits: Splits) -> None:
-        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
-        self._splits = splits
-
-    def persistent_id(self, obj: Any) -> Any:
-        if obj is self._splits:
-            return "splits"
-        is_shared = isinstance(obj, Tensor) and obj is self._splits.targets.get("train")
-        return "targets" if is_shared else None
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Tensor):
-            return torch.from_numpy, (obj.numpy(),)
-        return NotImplemented
-
-
-class _ConditionUnpickler(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, splits: Splits) -> None:
-        super().__init__(buffer)
-        self._splits = splits
-
-    def persistent_load(self, pid: str) -> Any:
-        return self._splits if pid == "splits" else self._splits.targets["train"]
-
-
-def pack_condition(condition: Condition) -> bytes:
-    """Return a task and its data as bytes, for processes that have its source."""
-    task, data, buffer = condition.task, condition.data, io.BytesIO()
-    _ConditionPickler(buffer, data.splits).dump((_classes(task), task.config, data))
-    return buffer.getvalue()
-
-
-def unpack_condition(packed: bytes, splits: Splits) -> Any:
-    """Return (classes, the task's configuration, its data) of what `pack_condition` returned."""
-    return _ConditionUnpickler(io.BytesIO(packed), splits).load()
-
-
-def _classes(task: Task) -> list[type]:
-    """Return what travels by name: the task, its host, and every blueprint there is."""
-    modules = [BLUEPRINTS.get(name).module for name in blueprint_names()]
-    blueprints = [module for module in modules if module is not None]
-    return [type(task), HOSTS.get(task.config.host).host_class, *blueprints]
-
-
-def _check_classes(task: Task) -> None:
-    """Refuse what has no name that another process could import."""
-    for each in _classes(task):
-        if each.__module__ == "__main__":
-            raise _refused(task, f"{each.__qualname__} is defined in the script itself")
-    try:
-        pickle.dumps((_classes(task), task.config))
-    except (AttributeError, TypeError, pickle.PicklingError) as error:
-        raise _refused(task, error) from error
-
-
-def _refused(task: Task, error: Exception | str) -> StrategyError:
-    return StrategyError(
-        f"task {task.name!r} cannot be sent to worker processes: {error}; define its classes in a "
-        "module of their own or use strategy='sequential'"
-    )
 
 
 # ---- The workers strategy as the program sees it: rows shared out among CPU processes

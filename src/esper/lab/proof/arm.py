@@ -21,9 +21,9 @@ from torch import Tensor
 from esper.growth.request import GrowthConfig
 from esper.kasmina.hosts import BuiltInSeed, GrownConfig
 from esper.lab.population.population import Population
-from esper.lab.proof.member import Member
 from esper.lab.proof.plans import PlainSchedule
 from esper.lab.tasks.dataset import TaskData
+from esper.lab.tasks.member import AnyMember
 from esper.lab.tasks.request import task_config, task_run
 from esper.lab.tasks.task import Task
 from esper.leyline.actions import placeholder_actions
@@ -146,9 +146,9 @@ class ScheduleArm:
     """Carries out a schedule, the same on every member or one for each."""
 
     name: str
-    schedule: Callable[[Member], PlainSchedule]
+    schedule: Callable[[AnyMember], PlainSchedule]
 
-    def task(self, member: Member) -> Task:
+    def task(self, member: AnyMember) -> Task:
         """Return the member's own task."""
         return member.task()
 
@@ -160,7 +160,7 @@ class ControllerArm:
     name: str
     spec: str
 
-    def task(self, member: Member) -> Task:
+    def task(self, member: AnyMember) -> Task:
         """Return the member's own task."""
         return member.task()
 
@@ -183,7 +183,7 @@ class StaticArm:
     rates: Mapping[str, float]
     """Learning rate by member."""
 
-    def task(self, member: Member) -> Task:
+    def task(self, member: AnyMember) -> Task:
         """Return the member's task with a wider host."""
         return widened(member.task(), self.factor, self.rates[member.label])
 
@@ -196,7 +196,7 @@ class ScratchArm:
     architectures: Mapping[str, Architecture]
     """By member."""
 
-    def task(self, member: Member) -> Task:
+    def task(self, member: AnyMember) -> Task:
         """Return the member's task with a host that has the seeds from the beginning."""
         return from_scratch(member.task(), self.architectures[member.label])
 
@@ -216,14 +216,14 @@ def waiting() -> ScheduleArm:
     return ScheduleArm(WAIT, lambda member: ())
 
 
-def group_of(arm: Arm, member: Member) -> tuple[str, ...]:
+def group_of(arm: Arm, member: AnyMember) -> tuple[str, ...]:
     """Return what cells must share to have one controller."""
     if isinstance(arm, ControllerArm):
         return (arm.name, member.label) if arm.is_drawing else (arm.name,)
     return ()
 
 
-def seed_of(arm: Arm, member: Member) -> int:
+def seed_of(arm: Arm, member: AnyMember) -> int:
     """Return the seed of an arm's draws on a member."""
     return derive_seed(arm.name, member.label, "arm")
 

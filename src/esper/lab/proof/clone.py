@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from esper.lab.proof.arm import ScheduleArm
-from esper.lab.proof.member import Member, MemberChoice
 from esper.lab.proof.plans import PlainSchedule
 from esper.lab.proof.play import Cell, PlayConfig, Player, Progress, Show, Stage
+from esper.lab.tasks.family import MemberChoice
+from esper.lab.tasks.member import AnyMember
 from esper.leyline.actions import (
     HEAD_NAMES,
     LifecycleOp,
@@ -177,7 +178,9 @@ class Lessons(TensorRecord):
         return cls(*(torch.cat([padded(getattr(p, f.name)) for p in parts]) for f in fields(cls)))
 
 
-def find_taught(members: Sequence[Member], plans: Mapping[str, PlainSchedule]) -> list[Member]:
+def find_taught(
+    members: Sequence[AnyMember], plans: Mapping[str, PlainSchedule]
+) -> list[AnyMember]:
     """Return the members that have a schedule."""
     taught = [member for member in members if member.label in plans]
     if not taught:
@@ -201,7 +204,7 @@ class Cloner:
     def __init__(
         self,
         config: CloneConfig,
-        members: Sequence[Member],
+        members: Sequence[AnyMember],
         plans: Mapping[str, PlainSchedule],
         folder: Path,
         player: Player,

@@ -20,11 +20,10 @@ from esper.lab.population.engine import PopulationConfig, Strategy
 from esper.lab.population.population import Population
 from esper.lab.population.ray_population import AnyPopulation, RayCluster, RayPopulation
 from esper.lab.proof.arm import Arm, ControllerArm, RowControllers, ScheduleArm, group_of, seed_of
-from esper.lab.proof.member import Member
 from esper.lab.proof.results import CellResult, ResultFile, ablation_flops, training_flops
 from esper.lab.proof.statistics import error_rate
 from esper.lab.tasks.dataset import TaskData
-from esper.lab.tasks.member import GROWTH_LIMIT
+from esper.lab.tasks.member import GROWTH_LIMIT, AnyMember
 from esper.lab.tasks.splits import Split
 from esper.lab.tasks.task import Task
 from esper.leyline.actions import LifecycleOp
@@ -34,7 +33,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import AlphaAlgorithm, SeedStage
 from esper.simic.training.config import LIFE
-from esper.simic.training.evaluation import live_episodes
+from esper.simic.training.episodes import live_episodes
 from esper.tamiyo.controllers.schedule import ScheduleController, parse_schedule
 from esper.utils.process import choose_device
 
@@ -75,7 +74,7 @@ class Cell:
 
     purpose: str
     arm: Arm
-    member: Member
+    member: AnyMember
     seeds: tuple[int, ...]
 
     @property

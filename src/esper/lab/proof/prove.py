@@ -36,7 +36,6 @@ from esper.lab.proof.arm import (
     waiting,
 )
 from esper.lab.proof.choose import ContextualRule
-from esper.lab.proof.member import Member, MemberChoice, descriptors
 from esper.lab.proof.plans import PlainSchedule
 from esper.lab.proof.play import Cell, PlayConfig, Player
 from esper.lab.proof.results import (
@@ -53,7 +52,9 @@ from esper.lab.proof.results import (
     summarise,
 )
 from esper.lab.proof.statistics import Floats, compare, log_ratios
-from esper.lab.tasks.family import FamilySplit
+from esper.lab.tasks.family import FamilySplit, MemberChoice
+from esper.lab.tasks.member import AnyMember
+from esper.lab.tasks.task import descriptors
 from esper.leyline.config import Config, option
 from esper.leyline.errors import UsageError, unknown_name
 from esper.utils.settings import read_named
@@ -113,7 +114,7 @@ class Proof:
     """
 
     def __init__(
-        self, config: ProveConfig, members: Sequence[Member], folder: Path, player: Player
+        self, config: ProveConfig, members: Sequence[AnyMember], folder: Path, player: Player
     ) -> None:
         """Read the arms' files; nothing is played yet."""
         self.config, self.members = config, tuple(members)
@@ -192,7 +193,7 @@ class Proof:
             for factor in self.config.rates
         ]
 
-    def _candidate(self, member: Member, size: float, factor: float) -> StaticArm:
+    def _candidate(self, member: AnyMember, size: float, factor: float) -> StaticArm:
         rate = factor * member.task().config.learning_rate
         return StaticArm(f"{_static_name(size)}, rate x{factor:g}", size, {member.label: rate})
 
@@ -210,7 +211,7 @@ class Proof:
             found.append(StaticArm(_static_name(size), size, rates))
         return found
 
-    def _rate_error(self, arm: StaticArm, member: Member) -> float:
+    def _rate_error(self, arm: StaticArm, member: AnyMember) -> float:
         return fmean(np.log(self.results.get(("rates", arm.name, member.label)).val_errors))
 
     def _scratch(self) -> list[Arm]:
@@ -261,7 +262,7 @@ def _privileged(path: str) -> Any:
     if not isinstance(schedules, Mapping):
         raise UsageError(f"{path} holds no schedules by member; `esper search` writes them")
 
-    def schedule(member: Member) -> PlainSchedule:
+    def schedule(member: AnyMember) -> PlainSchedule:
         if member.label not in schedules:
             raise UsageError(
                 f"{path} has no schedule for {member.label!r}; search on the members themselves"
@@ -308,7 +309,7 @@ class Benchmark:
             play=PlayConfig(horizon=self.horizon),
         )
 
-    def tasks(self) -> dict[str, Member]:
+    def tasks(self) -> dict[str, AnyMember]:
         """Return the tasks by name, such as digits-v1/03."""
         members = self.config().members.find()
         return {f"{self.name}/{number:02}": each for number, each in enumerate(members, start=1)}

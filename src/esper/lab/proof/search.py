@@ -28,7 +28,6 @@ from esper.lab.proof.choose import (
     read_table,
     shrunk,
 )
-from esper.lab.proof.member import Member, MemberChoice, descriptors
 from esper.lab.proof.plans import (
     PlainSchedule,
     Rung,
@@ -44,6 +43,9 @@ from esper.lab.proof.plans import (
 )
 from esper.lab.proof.play import Cell, PlayConfig, Player
 from esper.lab.proof.results import RESULTS_FILE, ResultFile
+from esper.lab.tasks.family import MemberChoice
+from esper.lab.tasks.member import AnyMember
+from esper.lab.tasks.task import descriptors
 from esper.leyline.config import Config, option
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
 from esper.tamiyo.controllers.schedule import describe_schedule
@@ -127,10 +129,10 @@ class Search:
     def __init__(
         self,
         config: SearchConfig,
-        members: Sequence[Member],
+        members: Sequence[AnyMember],
         folder: Path,
         player: Player,
-        taught: Sequence[Member] = (),
+        taught: Sequence[AnyMember] = (),
     ) -> None:
         """Make the plans; nothing is played yet."""
         self._taught = tuple(taught)

@@ -192,11 +192,6 @@ class TaskData:
         """Return the targets of all samples of a split; None for tokens."""
         return self.train_targets if split == "train" else self.splits.targets.get(split)
 
-    def to(self, device: torch.device | str) -> TaskData:
-        """Return the same data on another device; itself, where it is there already."""
-        splits = self.splits.to(device)
-        return self if splits is self.splits else self.on(splits)
-
     def on(self, splits: Splits) -> TaskData:
         """Return the same data with its source in another place."""
         given = self.train_targets

@@ -12,16 +12,17 @@ one is chosen on *select* members, and what is said of it is measured on *claim*
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
-from esper.lab.tasks.member import Architecture, HostKind, Member, SlotPlace
+from esper.lab.tasks.member import AnyMember, Architecture, HostKind, Member, SlotPlace
 from esper.lab.tasks.presets import Cifar16, CifarBaseline, Digits, Fashion14
-from esper.leyline.errors import ConfigError
+from esper.leyline.config import Config, option
+from esper.leyline.errors import ConfigError, UsageError
 from esper.leyline.registry import Registry
 from esper.utils.process import grouped
 from esper.utils.randomness import generator
@@ -281,3 +282,62 @@ CIFAR_FAMILY = register_family(
         ),
     )
 )
+
+
+# ---- Which members a proof, a search or a clone plays
+
+
+LAST_OPENING = 2
+"""How often the claim members may be looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberChoice(Config):
+    """Which members of which family."""
+
+    family: str = option("digits_family", "Name of the family.")
+    split: FamilySplit = option("select", "Members to train on, to choose by, or to claim on.")
+    labels: tuple[str, ...] = option(
+        (), "Labels, or parts of labels that many share; members with any of them, all if empty."
+    )
+    count: int = option(0, "How many, drawn by the seed; 0 for all.", minimum=0)
+    seed: int = option(0, "Names the draw.", minimum=0)
+
+    def find(self, opening: int = 0) -> tuple[AnyMember, ...]:
+        """Return the members.
+
+        Args:
+            opening: which opening of the claim this is; the claim is not opened by accident.
+        """
+        if self.split == "claim" and not 1 <= opening <= LAST_OPENING:
+            raise UsageError(
+                "the claim members are opened at most twice, for the result that is published; "
+                "say so with --open-claim 1 or --open-claim 2, or use --split select"
+            )
+        if self.split != "claim" and opening:
+            raise UsageError(f"--open-claim is for --split claim, not for {self.split!r}")
+        known: Sequence[AnyMember] = get_family(self.family).members(self.split)
+        if not known:
+            raise UsageError(f"family {self.family!r} has no members to {self.split}")
+        whole = {member.label for member in known}
+        found = [
+            member
+            for member in known
+            if not self.labels
+            or any(p == member.label or (p not in whole and p in member.label) for p in self.labels)
+        ]
+        if not found:
+            raise UsageError(
+                f"no member has {' or '.join(map(repr, self.labels))} in its label; "
+                "--list shows them all"
+            )
+        if not self.count or self.count >= len(found):
+            return tuple(found)
+        stream = generator(self.seed, self.family, self.split, "members of a proof")
+        chosen = torch.randperm(len(found), generator=stream)[: self.count].tolist()
+        return tuple(found[place] for place in sorted(chosen))
+
+    def purposes(self) -> dict[str, str]:
+        """Return what growth can bring the claim members, by label."""
+        claims = get_family(self.family).claims
+        return {member.label: purpose for purpose, members in claims.items() for member in members}

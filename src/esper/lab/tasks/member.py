@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -147,10 +146,6 @@ class Member:
         images = ground.train_size * self.num_classes // ground.num_classes
         return self.train_size <= images and 2**self.depth <= ground.side
 
-    def replace(self, **changes: object) -> Member:
-        """Return the member with some values changed."""
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
-
     def task(self, **changes: object) -> Task:
         """Return the task, with some fields of its configuration changed."""
         base = get_task(self.data)
@@ -211,3 +206,19 @@ def _ground(data: str) -> _Ground:
     config = get_task(data).config
     assert config.num_classes is not None, "images have classes"
     return _Ground(min(config.input_shape[1:]), config.num_classes, TRAIN_SIZES[data])
+
+
+@dataclass(frozen=True)
+class GivenMember:
+    """A task under a label of the caller's choice."""
+
+    label: str
+    given: Task
+
+    def task(self) -> Task:
+        """Return the task."""
+        return self.given
+
+
+AnyMember = Member | GivenMember
+"""A task with a label of its own that says how it differs from others."""

@@ -445,3 +445,18 @@ class DataShelf:
 def _keep(shelf: dict[Hashable, Any], keys: set[Hashable]) -> None:
     for key in shelf.keys() - keys:
         del shelf[key]
+
+
+def descriptors(task: Task) -> dict[str, float]:
+    """Return what is known of a task before it is trained, in units that compare."""
+    config = task.config
+    return {
+        "log_parameters": math.log2(task.host_parameters),
+        "log_flops": math.log2(max(task.host_flops, 1)),
+        "slots": float(len(task.slot_paths)),
+        "log_train_size": math.log2(config.train_size or 1 << 20),
+        "label_noise": 10.0 * config.label_noise,
+        "log_classes": math.log2(config.num_classes or 1),
+        "log_horizon": math.log2(config.horizon),
+        "log_rate": math.log2(config.learning_rate),
+    }

@@ -20,10 +20,8 @@ LEARNING_ROUNDS = 10
 """Rounds in which a critic learns what there is to foresee. Until then it hardly varies, tells no
 ops apart and explains nothing, in a healthy run as in a sick one; only worse than that is found."""
 
-LOW_RETURN_STD = 1e-3
 Q_VARIANCE = Limits(warning=0.01, is_floor=True)
 Q_OP_SPREAD = Limits(warning=0.1, is_floor=True)
-BIAS_COUNT = 100
 VALUE_SPREAD = 0.01
 VALUE_LOSS_RATIO = 10.0
 VALUE_LOSS_COUNT = 100
@@ -47,20 +45,18 @@ def check_explained_variance(
     value: float | None,
     progress: float | None,
     return_std: float | None,
-    low_variance: bool | None = None,
+    low_variance: bool | None,
 ) -> Finding | None:
     """Find a critic that explains too little for this share of the run.
 
-    Returns that hardly vary leave nothing to explain: then it says so instead, by the learner's
-    own flag where there is one.
+    Where the learner says that returns hardly vary, nothing is left to explain: then it says so.
     """
     if value is None:
         return None
-    is_flat = return_std is not None and return_std < LOW_RETURN_STD
-    if low_variance or (low_variance is None and is_flat):
+    if low_variance:
         told = "" if return_std is None else f" (deviation {return_std:.3g})"
         message = f"returns hardly vary{told}, so explained variance says nothing"
-        return Finding("info", message, return_std, LOW_RETURN_STD, subject="low_variance")
+        return Finding("info", message, return_std, subject="low_variance")
     limit = explained_variance_limit(1.0 if progress is None else progress)
     message = "explained variance is {value:.3g} (at least {limit:g} by now)"
     return Limits(warning=limit, is_floor=True).find(value, message)
@@ -78,12 +74,12 @@ def check_q_sensitivity(q_variance: float | None, q_op_spread: float | None) -> 
 def check_advantage_bias(by_op: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     """Find ops whose advantages are off to one side by more than their spread."""
     for op, numbers in by_op.items():
-        mean, std, count = numbers.get("mean"), numbers.get("std"), numbers.get("n", 0)
-        if mean is None or std is None or count <= BIAS_COUNT or abs(mean) <= std:
+        if not numbers.get("is_biased"):
             continue
+        mean, std = numbers["mean"], numbers["std"]
         message = (
             f"advantages of {op} are biased: mean {mean:.3g}, deviation {std:.3g} over "
-            f"{count} decisions"
+            f"{numbers['n']} decisions"
         )
         yield Finding("warning", message, mean, std, subject=op)
 
@@ -127,9 +123,11 @@ def check_value_after_germination(by_state: Mapping[str, Mapping[str, Any]]) -> 
     return Finding("warning", message, off, limit)
 
 
-def check_value_collapse(value_std: float | None, return_std: float | None) -> Finding | None:
+def check_value_collapse(
+    value_std: float | None, return_std: float | None, low_variance: bool | None
+) -> Finding | None:
     """Find a critic that says the same of every state although returns differ."""
-    if return_std is None or return_std < LOW_RETURN_STD:
+    if return_std is None or low_variance:
         return None
     message = f"values hardly vary ({{value:.3g}}) while returns do ({return_std:.3g})"
     return Limits(warning=VALUE_SPREAD * return_std, is_floor=True).find(value_std, message)
@@ -139,7 +137,7 @@ def check_value_collapse(value_std: float | None, return_std: float | None) -> F
     reads=UpdateRow,
     thresholds="from the second round on, < -0.5 until 10 % of the run and at least for 10 rounds, "
     "< -0.2 until 25 %, < 0 until 75 %, then < 0.1; info when what the critic is to foresee hardly "
-    "varies (deviation below 1e-3, or the learner's flag)",
+    "varies (the learner's flag: a deviation below 1e-3)",
     advice="Check the scale of value targets, train the critic more per update, and that the "
     "baseline is the marginal over ops, not the value of the sampled op.",
 )
@@ -220,7 +218,7 @@ def value_collapse(recent: Recent) -> Iterator[Finding | None]:
     """The critic says the same of every state."""
     newest = recent.updates[-1]
     if has_learned(recent):
-        yield check_value_collapse(newest.value_std, newest.return_std)
+        yield check_value_collapse(newest.value_std, newest.return_std, newest.low_variance)
 
 
 @register_monitor(

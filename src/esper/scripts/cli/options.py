@@ -33,8 +33,8 @@ from esper.utils.files import WriterLock
 from esper.utils.settings import change_settings, parse_settings
 
 if TYPE_CHECKING:
-    from esper.lab.proof.member import Member
     from esper.lab.proof.play import Progress
+    from esper.lab.tasks.member import AnyMember
 
 
 def add_settings(group: Any, told: str) -> None:
@@ -295,7 +295,7 @@ def open_folder(config_class: Any, options: argparse.Namespace, make: Any) -> An
 
 
 def print_members(
-    members: tuple[Member, ...],
+    members: tuple[AnyMember, ...],
     as_json: bool,
     arms: dict[str, str],
     benchmarks: dict[str, dict[str, Any]] | None = None,

@@ -238,6 +238,12 @@ class ImitationConfig(Config):
     )
 
 
+VALUE = "value"
+TRUNK = "trunk"
+GROUP_NAMES: tuple[str, ...] = (*HEAD_NAMES, VALUE, TRUNK)
+"""Groups of the policy's parameters: the eight heads, the critic, and what they all read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(Config):
     """How a round of episodes becomes a better policy."""
@@ -319,3 +325,8 @@ class PPOConfig(Config):
         minimum=0,
     )
     imitation: ImitationConfig = option(ImitationConfig, "Learning again from rare good episodes.")
+
+    def learning_rate_at(self, progress: float) -> float:
+        """Return the step size after this share of the training."""
+        share = min(max(progress, 0.0), 1.0)
+        return self.learning_rate * (1.0 - share * (1.0 - self.learning_rate_end))

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
-from esper.nissa.monitors.critic import LOW_RETURN_STD
 from esper.simic.agent.losses import head_ratios, joint_ratio
 from esper.simic.agent.objective import Targets
 from esper.simic.agent.report import monitor_advantage_bias_by_op, monitor_critic_op_sensitivity
@@ -24,6 +23,7 @@ from esper.tamiyo.policy.action_masks import causal_heads
 from esper.tamiyo.policy.distribution import masked_log_softmax
 
 OP = HEAD_NAMES.index("op")
+LOW_RETURN_STD = 1e-3  # Returns that deviate less leave a critic nothing to explain.
 LATE_EPOCH = 100
 """Documents 000 and 004 watch the memory beyond this epoch."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.errors import NonFiniteError
+from esper.simic.agent.config import GROUP_NAMES, VALUE
 from esper.simic.agent.diagnostics import (
     FEEDBACK_ROWS,
     OP,
@@ -24,7 +25,6 @@ from esper.simic.agent.diagnostics import (
 )
 from esper.simic.agent.losses import entropy_coefficient, not_yet, value_errors
 from esper.simic.agent.objective import Objective, Scored, Targets
-from esper.simic.agent.optimizer import GROUP_NAMES, VALUE, learning_rate
 from esper.simic.agent.report import ClampCounter, NonFinite, UpdateReport, head_rows
 from esper.simic.agent.rollout_buffer import RolloutBatch
 from esper.tamiyo.networks.decision import Scores
@@ -324,7 +324,7 @@ class Passes:
                 scale,
                 sees_op=self._network.config.critic != "state",
             ),
-            "learning_rate": learning_rate(config, self._progress),
+            "learning_rate": config.learning_rate_at(self._progress),
             "entropy_coef": entropy_coefficient(config, self._progress),
             "op_entropy_coef": config.exploration.op_curiosity
             * float(not_yet(self._paid_off).mean()),

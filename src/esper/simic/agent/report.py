@@ -11,8 +11,6 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.nissa.columns import Row
-from esper.nissa.monitors.critic import check_advantage_bias
-from esper.nissa.monitors.policy import HEAD_RATIO, RATIO_UNCHANGED
 from esper.nissa.schema_runs import UpdateHeadRow, UpdateRow
 from esper.tamiyo.policy.observation import CLIP, ObservationLayout
 
@@ -20,6 +18,9 @@ from esper.tamiyo.policy.observation import CLIP, ObservationLayout
 
 
 _MAX_LOG_RATIO = 20.0
+BIAS_COUNT = 100  # An op is biased only over more decisions than this.
+RATIO_WARNING, RATIO_CRITICAL = 3.0, 10.0
+RATIO_UNCHANGED = (0.99, 1.01)
 
 
 def monitor_advantage_bias_by_op(
@@ -43,16 +44,17 @@ def monitor_advantage_bias_by_op(
         values = advantages[chosen & (ops == int(op))].to(torch.float64)
         count = values.numel()
         if count:
+            mean = float(values.mean())
             std = float(values.std(correction=1)) if count > 1 else 0.0
             found[op.name] = {
-                "mean": float(values.mean()),
+                "mean": mean,
                 "std": std,
                 "n": count,
                 **_shape(values),
                 "positive": float((values > 0).double().mean()),
+                "is_biased": count > BIAS_COUNT and abs(mean) > std,
             }
-    biased = {finding.subject for finding in check_advantage_bias(found)}
-    return {op: {**numbers, "is_biased": op in biased} for op, numbers in found.items()}
+    return found
 
 
 def _shape(values: Tensor) -> dict[str, float]:
@@ -104,8 +106,8 @@ def monitor_per_head_ratios(
 
 
 def _level(least: float, most: float) -> str:
-    if (found := HEAD_RATIO.find(most, "")) is not None:
-        return found.severity
+    if most > RATIO_WARNING:
+        return "critical" if most > RATIO_CRITICAL else "warning"
     return "unchanged" if RATIO_UNCHANGED[0] < least and most < RATIO_UNCHANGED[1] else "ok"
 
 
@@ -159,11 +161,6 @@ class UpdateReport:
     seconds: float = 0.0
 
     @property
-    def skipped(self) -> bool:
-        """Whether no step could be taken because a number was not finite."""
-        return self.steps == 0
-
-    @property
     def explained_variance(self) -> float:
         """Of what the critic was to foresee, by what it said when it acted."""
         return float(self.updates[-1]["explained_variance"])
@@ -179,10 +176,6 @@ class UpdateReport:
         """From the policy of the rollout to the one after the last step; NaN where skipped."""
         value = self.updates[-1].get("approx_kl")
         return float("nan") if value is None else float(value)
-
-    def head(self, name: str) -> dict[str, Any]:
-        """Return the columns of one head after the last step."""
-        return next(row for row in reversed(self.heads) if row["head"] == name)
 
     def rows(self, round: int, env_steps: int) -> list[Row]:
         """Return the records to write, heads before the update they belong to."""

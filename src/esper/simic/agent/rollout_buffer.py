@@ -320,7 +320,7 @@ class TamiyoRolloutBuffer:
             blueprint_indices: int64 [R, S].
             hidden: the memory before the step.
             step: what the policy decided; it is copied, so a captured step may be passed.
-            base_masks: bool [R, 8, K], see `action_masks.base_mask`.
+            base_masks: bool [R, 8, K], what each head could take before anything is chosen.
             available: bool [R, 8], see `action_masks.available_heads`.
             free: bool [R], more than one op is legal.
             active: bool [R], the row's episode is still running.

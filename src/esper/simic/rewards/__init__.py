@@ -14,7 +14,7 @@ from esper.simic.rewards.contract import (
     make_reward,
     register_reward,
 )
-from esper.simic.rewards.modes import ComposedReward, RewardConfig, check_gamma, december_config
+from esper.simic.rewards.modes import ComposedReward, RewardConfig, check_gamma
 
 __all__ = [
     "REWARDS",
@@ -24,7 +24,6 @@ __all__ = [
     "RewardStep",
     "Transition",
     "check_gamma",
-    "december_config",
     "make_reward",
     "modes",
     "register_reward",

@@ -1,4 +1,4 @@
-"""What of a seed's contribution is paid for: bounded attribution, escrow, synergy."""
+"""What of a seed's contribution is paid for: bounded attribution, escrow, synergy, hindsight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.config import Config, option
 from esper.leyline.stages import AlphaMode, SeedStage
 from esper.simic.rewards.contract import Changes, StepView, follow_seeds
 
@@ -19,6 +18,7 @@ Combination = Literal["harmonic", "geometric", "minimum"]
 UNKNOWN_SHARE = 0.5  # Share of the contribution where the progress is unknown.
 REGRESS_STEEPNESS = 3.0  # How fast the discount falls per point the network got worse.
 PROXY_WEIGHT = 0.3  # Reward per point of progress of a seed that was never measured.
+TIMING_EPOCHS = 10  # Germinated from this epoch on: no discount.
 TIMING_LEAST = 0.4  # Discount of a seed that was germinated at epoch 0.
 
 # A seed credited with more than the network gained looks like ransomware.
@@ -31,22 +31,6 @@ RANSOMWARE_SCALE = 10.0  # Contribution without improvement that costs the whole
 RANSOMWARE_LIMIT = 0.3  # Largest penalty.
 HOSTAGE_CONTRIBUTION = 0.1  # Contribution above which a seed may hold points hostage.
 HOSTAGE_IMPROVEMENT = -0.2  # Improvement below which it does.
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttributionConfig(Config):
-    """How much of a seed's contribution is paid for."""
-
-    combination: Combination = option(
-        "harmonic", "How a contribution beyond the progress made is bounded by it."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimingConfig(Config):
-    """Discount for seeds that were germinated while the host still learned by itself."""
-
-    epochs: int = option(10, "Germinated from this epoch on: no discount; 0 is off.", minimum=0)
 
 
 def regress_discount(view: StepView) -> Tensor:
@@ -77,11 +61,10 @@ def holds_hostage(view: StepView) -> Tensor:
 
 def timing_discount(view: StepView) -> Tensor:
     """Return [R, S]: less than 1 for seeds germinated while the host still learned by itself."""
-    epochs = view.config.timing.epochs
-    if view.config.disable_timing_discount or epochs == 0:
+    if view.config.disable_timing_discount:
         return torch.ones_like(view.contribution)
     germinated = (view.before.epoch[:, None] - view.before.age).float()
-    share = (germinated / epochs).clamp(max=1)
+    share = (germinated / TIMING_EPOCHS).clamp(max=1)
     return TIMING_LEAST + (1 - TIMING_LEAST) * share
 
 
@@ -101,8 +84,7 @@ def bound_contribution(worth: Tensor, progress: Tensor, combination: Combination
 
 def earned_attribution(view: StepView) -> Tensor:
     """Return [R, S]: what of the contribution counts, with regress and timing discounts."""
-    combination = view.config.attribution.combination
-    bounded = bound_contribution(view.contribution, view.progress, combination)
+    bounded = bound_contribution(view.contribution, view.progress, view.config.combination)
     return bounded * view.once(regress_discount) * view.once(timing_discount)
 
 
@@ -267,3 +249,76 @@ def _extreme(mask: Tensor, values: Tensor, sign: int) -> Tensor:
     """Return [R]: the greatest (sign 1) or least (sign -1) value under the mask, NaN without."""
     bounded = torch.where(mask, sign * values, -torch.inf).amax(1)
     return torch.where(mask.any(1), sign * bounded, torch.nan)
+
+
+# ---- Hindsight: what a fossil owes to the seeds that boosted it while it grew
+
+
+HINDSIGHT_WEIGHT = 0.1  # Largest credit of one recorded boost.
+HINDSIGHT_STEEPNESS = 0.1  # Scale of boost times improvement inside tanh.
+HINDSIGHT_LIMIT = 0.2  # Largest credit of one fossilization.
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """What a fossilization earned in hindsight; float32 [R]."""
+
+    amount: Tensor
+    """The credit, 0 where nothing was earned."""
+    scaffolds: Tensor
+    """How many slots held a scaffold of the fossil."""
+    delay: Tensor
+    """Mean age of the boosts in epochs, NaN where there are none."""
+
+
+def earned_credit(view: StepView) -> Credit:
+    """Return what this step's fossilization, if any, earned."""
+    rows = torch.arange(view.before.rows, device=view.op.device)
+    # [R, scaffold, epoch] of the slot the action is about.
+    boosts = view.memory.boosts[rows, :, view.transition.actions["slot"]]
+    improvement = torch.where(view.did(LifecycleOp.FOSSILIZE), view.improvement, 0.0).sum(1)
+    earns = improvement > 0
+    entry = (boosts > 0) & earns[:, None, None]
+    epochs = torch.arange(boosts.shape[-1], device=boosts.device)
+    age = (view.before.epoch[:, None] - epochs).clamp(min=0)[:, None, :]
+    size = torch.tanh(HINDSIGHT_STEEPNESS * boosts * improvement[:, None, None])
+    credit = torch.where(entry, HINDSIGHT_WEIGHT * size * view.config.gamma**age, 0.0).sum((1, 2))
+    delay = torch.where(entry, age, 0).sum((1, 2)) / entry.sum((1, 2))
+    return Credit(
+        amount=credit.clamp(max=HINDSIGHT_LIMIT),
+        scaffolds=entry.any(2).sum(1).float(),
+        delay=delay,
+    )
+
+
+def hindsight(view: StepView) -> Tensor:
+    """Return [R]: credit earned in the step before, or in this one if it is the last."""
+    earned = view.once(earned_credit).amount
+    return view.memory.pending + torch.where(view.ended, earned, 0.0)
+
+
+def follow_scaffolds(view: StepView) -> Changes:
+    """Write this epoch's boosts into the ledger and strike out those that are settled."""
+    memory, after = view.memory, view.after
+    # Boosts of a seed that is fossilized are credited; those of one that is gone are void.
+    kept = view.has_module & ~view.did(LifecycleOp.FOSSILIZE)
+    boosts = torch.where(kept[:, None, :, None], memory.boosts, 0.0)
+    # Rows whose own episode is over may live on beside longer ones.
+    epoch = after.epoch.clamp(max=boosts.shape[-1] - 1)
+    index = epoch[:, None, None, None].expand(*boosts.shape[:3], 1)
+    fresh = torch.where(kept[:, None, :], after.interaction, 0.0).clamp(min=0)
+    earned = view.once(earned_credit).amount
+    return {
+        "boosts": boosts.scatter(3, index, fresh.unsqueeze(3)),
+        "pending": torch.where(view.ended, 0.0, earned),
+    }
+
+
+def describe_hindsight(view: StepView) -> Mapping[str, Tensor]:
+    """Return the credit this step earned, with its scaffolds and their delay, paid or not."""
+    credit = view.once(earned_credit)
+    return {
+        "hindsight_credit": credit.amount,
+        "scaffold_count": credit.scaffolds,
+        "scaffold_delay": credit.delay,
+    }

@@ -14,9 +14,8 @@ from esper.leyline.config import Config, option
 from esper.leyline.controller import DEFAULT_GAMMA
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.signals import Signals
-from esper.simic.rewards import attribution, costs, gain, operations
-from esper.simic.rewards import costs as hindsight
-from esper.simic.rewards.attribution import AttributionConfig, TimingConfig
+from esper.simic.rewards import attribution, terms
+from esper.simic.rewards.attribution import Combination
 from esper.simic.rewards.contract import (
     Changes,
     Memory,
@@ -27,9 +26,6 @@ from esper.simic.rewards.contract import (
     register_reward,
     start_memory,
 )
-from esper.simic.rewards.costs import OccupancyConfig, RentConfig, ShockConfig
-from esper.simic.rewards.gain import TerminalConfig
-from esper.simic.rewards.operations import FirstGerminationConfig, OperationConfig, WarningConfig
 
 # ---- What can be set about the rewards: one configuration, nested by term and by mode
 
@@ -98,6 +94,11 @@ class RewardConfig(Config):
     gamma: float = option(
         DEFAULT_GAMMA, "Discount of potentials and credits; the learner's.", above=0.0, maximum=1.0
     )
+    combination: Combination = option(
+        "harmonic",
+        "`shaped`: how a contribution beyond the progress made is bounded by it: "
+        "harmonic, geometric or minimum.",
+    )
     pay_hindsight: bool = option(
         False, "`twin`: whether the recorded hindsight credit is also paid."
     )
@@ -106,36 +107,8 @@ class RewardConfig(Config):
     disable_anti_gaming: bool = option(False, "Ablation: no ransomware penalty, no shock.")
     disable_timing_discount: bool = option(False, "Ablation: early seeds count in full.")
     twin: TwinConfig = option(TwinConfig, "The gain over the waiting twin.")
-    attribution: AttributionConfig = option(AttributionConfig, "Bounded attribution.")
-    timing: TimingConfig = option(TimingConfig, "Seeds germinated early.")
-    warning: WarningConfig = option(WarningConfig, "Blending and holding without result.")
-    rent: RentConfig = option(RentConfig, "Parameters in use.")
-    shock: ShockConfig = option(ShockConfig, "Sudden changes of amplitude.")
-    occupancy: OccupancyConfig = option(OccupancyConfig, "Occupied slots.")
-    first_germination: FirstGerminationConfig = option(
-        FirstGerminationConfig, "The first seed of an episode."
-    )
-    operation: OperationConfig = option(OperationConfig, "The op itself.")
-    terminal: TerminalConfig = option(TerminalConfig, "The end of an episode.")
     sparse: SparseConfig = option(SparseConfig, "Modes `sparse` and `minimal`.")
     loss: LossConfig = option(LossConfig, "Mode `loss`.")
-
-
-def december_config(**changes: Any) -> RewardConfig:
-    """Return `shaped` with the constants of 30 December 2025, and any further changes."""
-    december = RewardConfig(
-        mode="shaped",
-        attribution=AttributionConfig(combination="geometric"),
-        timing=TimingConfig(epochs=0),
-        warning=WarningConfig(holding_ops="wait"),
-        rent=RentConfig(limit=8.0, min_host=0.0),
-        shock=ShockConfig(limit=None),
-        occupancy=OccupancyConfig(per_seed=0.0, per_fossil=0.0),
-        first_germination=FirstGerminationConfig(bonus=0.0),
-        operation=OperationConfig(germinate=0.02, prune_harmful=0.3, prune_harmful_age=0),
-        terminal=TerminalConfig(fossil_saturation=None),
-    )
-    return december.replace(**changes)
 
 
 def check_gamma(config: RewardConfig, gamma: float) -> None:
@@ -197,15 +170,10 @@ class ComposedReward:
         self._potential = potential
         self._memory: Memory | None = None
 
-    @property
-    def term_names(self) -> tuple[str, ...]:
-        """The names of all terms, in the order in which they are summed."""
-        return tuple(self._terms)
-
     def reset(self, signals: Signals) -> None:
         """Forget everything: an episode starts in every row with these first signals."""
         self._memory = start_memory(
-            signals, keeps_boosts=hindsight.follow_scaffolds in self._updates
+            signals, keeps_boosts=attribution.follow_scaffolds in self._updates
         )
 
     def step(self, transition: Transition) -> RewardStep:
@@ -267,26 +235,26 @@ def _without_disabled(
 @register_reward("basic")
 def make_basic(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
-    terms = {"gain": gain.score_change, "rent": costs.budget_rent, "rollback": costs.rollback}
-    return ComposedReward(config, terms, settled=("rollback",))
+    paid = {"gain": terms.score_change, "rent": terms.budget_rent, "rollback": terms.rollback}
+    return ComposedReward(config, paid, settled=("rollback",))
 
 
 SHAPED_TERMS: dict[str, Term] = {
     "attribution": attribution.attribution,
-    "blending": operations.blending,
-    "holding": operations.holding,
-    "pbrs": gain.pbrs,
+    "blending": terms.blending,
+    "holding": terms.holding,
+    "pbrs": terms.pbrs,
     "synergy": attribution.synergy,
-    "rent": costs.rent,
-    "shock": costs.shock,
-    "occupancy": costs.occupancy,
-    "first_germination": operations.first_germination,
-    "clawback": operations.clawback,
-    "action": operations.action,
-    "terminal": gain.terminal,
-    "auto_prune": costs.auto_prune,
-    "hindsight": hindsight.hindsight,
-    "rollback": costs.rollback,
+    "rent": terms.rent,
+    "shock": terms.shock,
+    "occupancy": terms.occupancy,
+    "first_germination": terms.first_germination,
+    "clawback": terms.clawback,
+    "action": terms.action,
+    "terminal": terms.terminal,
+    "auto_prune": terms.auto_prune,
+    "hindsight": attribution.hindsight,
+    "rollback": terms.rollback,
 }
 """Every term, in the order in which they are summed."""
 
@@ -294,8 +262,8 @@ SETTLED = ("pbrs", "clawback", "auto_prune", "hindsight", "rollback")
 """What is due at the end of an episode even where it ends in a rollback."""
 
 
-_CREDITED = (attribution.describe_attribution, hindsight.describe_hindsight)
-_FOLLOWED = (operations.follow_first_germination, hindsight.follow_scaffolds)
+_CREDITED = (attribution.describe_attribution, attribution.describe_hindsight)
+_FOLLOWED = (terms.follow_first_germination, attribution.follow_scaffolds)
 
 
 @register_reward("shaped")
@@ -331,11 +299,11 @@ def make_loss(config: RewardConfig) -> ComposedReward:
     return ComposedReward(
         config,
         {
-            "gain": gain.loss_change,
-            "pbrs": gain.loss_pbrs,
-            "rent": costs.growth_rent,
-            "terminal": gain.loss_terminal,
-            "rollback": costs.rollback,
+            "gain": terms.loss_change,
+            "pbrs": terms.loss_pbrs,
+            "rent": terms.growth_rent,
+            "terminal": terms.loss_terminal,
+            "rollback": terms.rollback,
         },
         settled=("pbrs", "rollback"),
         ablations=("disable_pbrs", "disable_terminal_reward"),
@@ -345,12 +313,12 @@ def make_loss(config: RewardConfig) -> ComposedReward:
 @register_reward("minimal")
 def make_minimal(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
-    terms = {
-        "action": operations.early_prune,
-        "terminal": gain.committed_terminal,
-        "rollback": costs.rollback,
+    paid = {
+        "action": terms.early_prune,
+        "terminal": terms.committed_terminal,
+        "rollback": terms.rollback,
     }
-    return ComposedReward(config, terms, settled=("rollback",))
+    return ComposedReward(config, paid, settled=("rollback",))
 
 
 @register_reward("simplified")
@@ -359,10 +327,10 @@ def make_simplified(config: RewardConfig) -> ComposedReward:
     return ComposedReward(
         config,
         {
-            "pbrs": gain.pbrs,
-            "action": operations.any_action,
-            "terminal": gain.simplified_terminal,
-            "rollback": costs.rollback,
+            "pbrs": terms.pbrs,
+            "action": terms.any_action,
+            "terminal": terms.simplified_terminal,
+            "rollback": terms.rollback,
         },
         settled=("pbrs", "rollback"),
         ablations=("disable_pbrs", "disable_terminal_reward"),
@@ -372,27 +340,27 @@ def make_simplified(config: RewardConfig) -> ComposedReward:
 @register_reward("sparse")
 def make_sparse(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
-    terms = {"terminal": gain.committed_terminal, "rollback": costs.rollback}
-    return ComposedReward(config, terms, settled=("rollback",))
+    paid = {"terminal": terms.committed_terminal, "rollback": terms.rollback}
+    return ComposedReward(config, paid, settled=("rollback",))
 
 
 @register_reward("twin")
 def make_twin(config: RewardConfig) -> ComposedReward:
     """Return the reward; hindsight credit is always recorded, and paid if the config says so."""
-    terms: dict[str, Term] = {
-        "gain": gain.gain,
-        "rent": costs.twin_rent,
-        "terminal": gain.open_seeds,
-        "rollback": costs.twin_rollback,
+    paid: dict[str, Term] = {
+        "gain": terms.gain,
+        "rent": terms.twin_rent,
+        "terminal": terms.open_seeds,
+        "rollback": terms.twin_rollback,
     }
     if config.pay_hindsight:
-        terms["hindsight"] = hindsight.hindsight
+        paid["hindsight"] = attribution.hindsight
     return ComposedReward(
         config,
-        terms,
-        updates=(gain.follow_gain, hindsight.follow_scaffolds),
-        details=(gain.describe_gain, hindsight.describe_hindsight),
+        paid,
+        updates=(terms.follow_gain, attribution.follow_scaffolds),
+        details=(terms.describe_gain, attribution.describe_hindsight),
         settled=("gain", "rollback"),
-        potential=gain.gain_potential,
+        potential=terms.gain_potential,
         needs_twin=True,
     )

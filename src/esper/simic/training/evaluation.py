@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
 from esper.lab.population.ray_population import AnyPopulation
-from esper.leyline.actions import Actions, placeholder_actions
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import UsageError
 from esper.leyline.records import copy_fields
-from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.simic.rewards import make_reward
 from esper.simic.rewards.contract import Reward
@@ -27,40 +24,6 @@ from esper.simic.training.row_source import Environment, RoundPlan, TaskRows
 from esper.simic.training.traces import Trace, decision_columns, state_columns
 from esper.tamiyo.controllers import LearnedController, WaitController, make_controller
 from esper.tamiyo.controllers.policy_file import Policy
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """What R rows show after an epoch, and what was decided before it."""
-
-    signals: Signals
-    actions: Actions | None
-    """{head: int64 [R]}, as carried out; None at the start of the episodes."""
-
-
-def live_episodes(
-    environment: Environment, controller: Controller, row_seeds: Sequence[int] | None = None
-) -> Iterator[Moment]:
-    """Let a controller play one episode in every row; yield the start, and after every epoch.
-
-    Args:
-        environment: the rows.
-        controller: who decides.
-        row_seeds: seed of every row; those the environment was made with by default.
-    """
-    device, rows = environment.device, environment.rows
-    signals = environment.reset(row_seeds)
-    controller.reset(rows, device)
-    wait = placeholder_actions(rows, device)
-    active = torch.ones(rows, dtype=torch.bool, device=device)
-    yield Moment(signals, None)
-    for _ in range(int((signals.max_epochs - signals.epoch).max())):
-        masks = environment.masks().to(device)
-        chosen = controller.act(signals, masks)
-        actions = {head: torch.where(active, chosen[head].to(device), wait[head]) for head in wait}
-        signals = environment.step(actions)
-        yield Moment(signals, actions)
-        active = active & ~(signals.rolled_back | (signals.epoch >= signals.max_epochs))
 
 
 def play_episodes(
@@ -191,16 +154,6 @@ class Evaluation:
         """Share of the early seeds that were fossilized; None without early seeds."""
         early = int(self.early_germinated.sum())
         return int(self.early_fossilized.sum()) / early if early else None
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the figures as plain data, seed by seed and together."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        plain = {
-            name: value.tolist() if isinstance(value, Tensor) else value
-            for name, value in given.items()
-        }
-        names = {"tasks": list(self.tasks), "seeds": list(self.seeds)}
-        return {**plain, **names, "early_fossilization": self.early_fossilization}
 
 
 SELECT_SEEDS = 1 << 20

@@ -67,11 +67,6 @@ class RoundReport:
         return self.outcome.gain_mean
 
     @property
-    def score_mean(self) -> float:
-        """Mean final validation score."""
-        return self.outcome.score_mean
-
-    @property
     def fossilization_rate(self) -> float | None:
         """Share of the seeds germinated early that were fossilized; None without such seeds."""
         return self.outcome.fossilization_rate

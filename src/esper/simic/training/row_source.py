@@ -273,7 +273,7 @@ class GivenRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RowGroup:
+class TaskShare:
     """Rows of one task."""
 
     task: Task
@@ -309,7 +309,7 @@ class TaskRows:
         self.blueprint_names = Population.known_blueprints()
         self.blueprint_kinds = Population.known_kinds()
 
-    def groups(self, round_number: int, stage: int) -> list[RowGroup]:
+    def groups(self, round_number: int, stage: int) -> list[TaskShare]:
         """Return the tasks of a round and their rows; members of a family are drawn for it."""
         config = self._config
         # A task is one part of a round, a family as many as architectures are drawn from it.
@@ -321,7 +321,7 @@ class TaskRows:
         # A row for every part as far as there are rows; the first parts have one more.
         parts = parts[: config.rows]
         share, more = divmod(config.rows, len(parts))
-        groups: list[RowGroup] = []
+        groups: list[TaskShare] = []
         for index, (name, members) in enumerate(parts):
             rows = share + (index < more)
             groups += self._deal(name, members, rows, config.rows_per_seed)
@@ -363,7 +363,7 @@ class TaskRows:
         Every task of the last stage has a row for each number; of a family, each number is a
         *select* member of its own as far as there are as many.
         """
-        groups: list[RowGroup] = []
+        groups: list[TaskShare] = []
         count, tasks = len(numbers), self._config.stages[-1].tasks
         for index, name in enumerate(tasks):
             seed = derive_seed(numbers[0], index, "evaluation members")
@@ -376,7 +376,7 @@ class TaskRows:
         return plan, self.make(groups, plan.env_seeds)
 
     def make(
-        self, groups: Sequence[RowGroup], row_seeds: Sequence[int] | None = None
+        self, groups: Sequence[TaskShare], row_seeds: Sequence[int] | None = None
     ) -> AnyPopulation:
         """Return a new population of these rows, which share the data they read."""
         config, data = self._config, [self._load(group) for group in groups]
@@ -406,7 +406,7 @@ class TaskRows:
             self._pool.release()
         self._pool = None
 
-    def _load(self, group: RowGroup) -> TaskData:
+    def _load(self, group: TaskShare) -> TaskData:
         return self._shelf.load(group.task)
 
     def _draw(
@@ -425,16 +425,16 @@ class TaskRows:
 
     def _deal(
         self, name: str, members: Sequence[Member], rows: int, rows_per_seed: int
-    ) -> list[RowGroup]:
+    ) -> list[TaskShare]:
         """Return the rows of a part: some for each member in turn until all are dealt."""
         if not members:
-            return [RowGroup(get_task(name, horizon=self._config.epochs), name, rows)]
+            return [TaskShare(get_task(name, horizon=self._config.epochs), name, rows)]
         dealt: dict[Member, int] = {}
         for start, member in zip(range(0, rows, rows_per_seed), cycle(members), strict=False):
             dealt[member] = dealt.get(member, 0) + min(rows_per_seed, rows - start)
         # An episode may be shorter than a member's horizon, never longer.
         return [
-            RowGroup(
+            TaskShare(
                 member.task(horizon=min(member.horizon, self._config.epochs)), member.label, count
             )
             for member, count in dealt.items()
@@ -446,7 +446,7 @@ def _draw_seeds(config: TrainConfig, round_number: int, counts: list[int]) -> tu
     return draw_env_seeds(config.seed, round_number, counts, rows_per_seed=each, pool=pool)
 
 
-def _plan_of(groups: Sequence[RowGroup], round_number: int, seeds: tuple[int, ...]) -> RoundPlan:
+def _plan_of(groups: Sequence[TaskShare], round_number: int, seeds: tuple[int, ...]) -> RoundPlan:
     return RoundPlan(
         round=round_number,
         tasks=tuple(group.label for group in groups for _ in range(group.rows)),

@@ -20,6 +20,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards import Reward, make_reward
 from esper.simic.training.config import TrainConfig
+from esper.simic.training.episodes import TwinCurves
 from esper.simic.training.evaluation import SELECT_SEEDS, Evaluation, Evaluator
 from esper.simic.training.progress import Progress, RoundReport, Tally
 from esper.simic.training.rollout import Rollout
@@ -31,7 +32,6 @@ from esper.simic.training.row_source import (
     RowSource,
     TaskRows,
 )
-from esper.simic.training.twins import TwinCurves
 from esper.tamiyo.controllers.policy_file import load_policy, new_policy
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from esper.lab.tasks.data import text
 from esper.lab.tasks.data.text import (
-    decode,
     encode,
     find_stories,
     find_text,
@@ -20,6 +20,11 @@ from esper.lab.tasks.data.text import (
     read_text,
 )
 from esper.leyline.errors import DataError
+
+
+def decode(tokens: NDArray[np.uint8]) -> str:
+    return tokens.tobytes().decode(errors="replace").replace("\0", "<|endoftext|>")
+
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 

@@ -42,11 +42,6 @@ def encode(text: str) -> Array:
     return np.frombuffer(text.encode().replace(END_OF_TEXT.encode(), b"\0"), dtype=np.uint8)
 
 
-def decode(tokens: Array) -> str:
-    """Return the text of byte tokens; bytes that are no UTF-8 become replacement characters."""
-    return tokens.astype(np.uint8).tobytes().decode(errors="replace").replace("\0", END_OF_TEXT)
-
-
 def find_text(data_path: str | os.PathLike[str]) -> tuple[Path, ...]:
     """Return the file the user gave, or the .txt files of the folder, by name."""
     path = existing(data_path)

@@ -8,8 +8,8 @@ import torch
 from esper.lab.population.population import Population
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import UsageError
+from esper.simic.training.episodes import TwinCurves, _hold
 from esper.simic.training.row_source import TaskRows
-from esper.simic.training.twins import TwinCurves, _hold
 from esper.tamiyo.controllers import RandomController
 from tests.simic.training.tiny import NAME, tiny_config
 

@@ -7,7 +7,7 @@ import torch
 
 from esper.leyline.actions import LifecycleOp
 from esper.simic.rewards import RewardConfig, make_reward
-from esper.simic.rewards.gain import TerminalConfig, committed_score, potential
+from esper.simic.rewards.terms import committed_score, potential
 from esper.testing import random_episode
 from esper.utils.randomness import generator
 from tests.simic.rewards.stories import Story, close, term
@@ -56,11 +56,6 @@ def test_terminal_is_paid_once_at_the_end() -> None:
     story = with_fossils(SHAPED, 2)
     assert story.sum("terminal") == 0
     assert close(term(story.finish(), "terminal"), 0.05 * 54 + 3 * math.tanh(2 / 3))
-
-
-def test_without_saturation_every_fossil_counts_alike() -> None:
-    config = SHAPED.replace(terminal=TerminalConfig(fossil_saturation=None))
-    assert close(term(with_fossils(config, 2).finish(), "terminal"), 0.05 * 54 + 6)
 
 
 def test_a_fossil_without_improvement_is_not_counted() -> None:

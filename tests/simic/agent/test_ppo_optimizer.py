@@ -5,9 +5,8 @@ import torch
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import CheckpointError
-from esper.simic.agent.config import PerHead, PPOConfig
-from esper.simic.agent.optimizer import (
-    GROUP_NAMES,
+from esper.simic.agent.config import GROUP_NAMES, PerHead, PPOConfig
+from esper.simic.agent.ppo import (
     GradientNorms,
     forget,
     group_of,

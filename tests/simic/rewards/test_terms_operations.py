@@ -2,7 +2,6 @@ import pytest
 
 from esper.leyline.actions import LifecycleOp
 from esper.simic.rewards import RewardConfig
-from esper.simic.rewards.operations import OperationConfig, WarningConfig
 from tests.simic.rewards.stories import Story, close, term
 
 SHAPED = RewardConfig(mode="shaped")
@@ -56,10 +55,10 @@ def test_pruning_what_was_measured(worth: float, value: float) -> None:
 
 
 def test_pruning_harm_too_young_to_be_sure_costs() -> None:
-    story = Story(SHAPED.replace(operation=OperationConfig(prune_harmful_age=6)), slots=1)
+    story = Story(SHAPED, slots=1)
     story.germinate()
     story.contribution[:] = -2.0
-    story.blend()
+    story.wait()
     assert close(term(story.prune(), "action"), -0.005 - 0.1)
 
 
@@ -116,13 +115,6 @@ def test_deciding_costs_nothing_and_retargeting_is_no_decision() -> None:
     story = holding(SHAPED)
     story.wait(4)
     assert term(story.set_alpha(2), "holding") < 0
-
-
-def test_the_warning_can_be_for_waiting_alone() -> None:
-    story = holding(SHAPED.replace(warning=WarningConfig(holding_ops="wait")))
-    story.wait(4)
-    assert close(term(story.set_alpha(2), "holding"), 0.0)
-    assert term(story.wait(), "holding") < 0
 
 
 def test_holding_a_seed_that_is_no_good_is_not_warned_about() -> None:

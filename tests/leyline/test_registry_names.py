@@ -3,7 +3,7 @@ from types import ModuleType
 
 import pytest
 
-from esper._lazy import find_in
+from esper.leyline.registry import find_in
 
 
 def test_a_name_is_looked_up_once_and_then_part_of_the_package(

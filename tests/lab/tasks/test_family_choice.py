@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from esper.lab.proof.member import MemberChoice, descriptors
-from esper.lab.tasks.family import get_family
+from esper.lab.tasks.family import MemberChoice, get_family
+from esper.lab.tasks.task import descriptors
 from esper.leyline.errors import UsageError
 from tests.lab.proof.small import member
 
