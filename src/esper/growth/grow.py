@@ -20,7 +20,8 @@ from esper.growth.batches import Batches, OptimizerFactory, count_samples
 from esper.growth.criterion import Loss
 from esper.growth.depth.rules import DeepenConfig
 from esper.growth.gardener import DEFAULT_CONTROLLER
-from esper.growth.grown import Format, Grown, Keep
+from esper.growth.grown import Format, Grown
+from esper.growth.kept import Keep
 from esper.growth.request import AUTO, STARTED_BY, GrowRequest, GrowthConfig
 from esper.growth.run import GrowthLoop
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, slot_paths

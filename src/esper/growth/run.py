@@ -33,7 +33,8 @@ from esper.growth.batches import (
 from esper.growth.depth.blocks import wake_copies
 from esper.growth.depth.gardener import DepthGardener
 from esper.growth.gardener import Gardener
-from esper.growth.grown import Deepened, Grown, Kept, Measured, describe_host
+from esper.growth.grown import Deepened, Grown, describe_host
+from esper.growth.kept import Kept, Measured
 from esper.growth.own_loss import find_criterion
 from esper.growth.request import AUTO, GrowRequest, GrowthConfig
 from esper.kasmina.contribution import values_in_points
