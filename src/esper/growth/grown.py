@@ -8,7 +8,7 @@ import io
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from esper.growth.depth.blocks import is_asleep
-from esper.kasmina.contribution import Contributions
+from esper.growth.history import Picture, draw_history, make_table
+from esper.growth.static import Recipe, StaticComparison, compare_static, static_doubt
+from esper.kasmina.contribution import Contributions, Estimate
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.probe import (
     axis_size,
@@ -29,7 +31,13 @@ from esper.kasmina.slots.probe import (
 )
 from esper.leyline.config import Config
 from esper.leyline.errors import UsageError
-from esper.leyline.reasons import format_score, format_stacks, is_loss, why_not_grown
+from esper.leyline.reasons import (
+    format_gain,
+    format_score,
+    format_stacks,
+    is_loss,
+    why_not_grown,
+)
 from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary, SizeRecord, best_by_size
 from esper.utils.files import atomic_write_bytes
 from esper.utils.process import grouped, software_versions
@@ -217,8 +225,24 @@ class Grown:
     """One batch of inputs as the network takes them."""
     modules: tuple[ModuleRecord, ...]
     """What the host is made of, in the order in which it is called."""
+    val_gain: Estimate | None = None
+    """Validation score minus the twin's, over the same samples; None without a twin that differs
+    from the network."""
+    recipe: Recipe | None = field(default=None, repr=False, compare=False)
+    """What the run was made of, for `compare_static`."""
     folder: Path | None = None
     """The run folder, where there is one."""
+
+    def __str__(self) -> str:
+        """Return the outcome, below it the best validation score of every size, if several."""
+        sizes = self.best_by_size
+        if len(sizes) < 2:
+            return repr(self)
+        told = ", ".join(
+            f"{format_score(size.val_score)} with {size.parameters:,} (epoch {size.epoch})"
+            for size in sizes
+        )
+        return f"{self!r}\nbest validation score by number of parameters: {told}"
 
     def __repr__(self) -> str:
         """Return the outcome in one line."""
@@ -238,11 +262,19 @@ class Grown:
 
     def _told_score(self) -> str:
         summary = self.summary
-        split, score, twin = ("test", summary.test_score, summary.twin_test_score)
-        if score is None:
-            split, score, twin = ("val", summary.val_score, summary.twin_val_score)
-        told = f"{split} {'' if is_loss(score) else 'score '}{format_score(score)}"
-        return told if twin is None else f"{told} (twin {format_score(twin)})"
+        splits = {
+            "validation": (summary.val_score, summary.twin_val_score),
+            "test": (summary.test_score, summary.twin_test_score),
+        }
+        told = []
+        for split, (score, twin) in splits.items():
+            if score is None:
+                continue
+            line = f"{split} {'' if is_loss(score) else 'score '}{format_score(score)}"
+            if twin is not None:
+                line += f" (twin {format_score(twin)}, gain {format_gain(score, twin)})"
+            told.append(line)
+        return ", ".join(told)
 
     def _told_epoch(self) -> str:
         return f"epoch {self.summary.kept_epoch} of {self.summary.epochs}"
@@ -254,9 +286,17 @@ class Grown:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """Why the network did not learn, or nothing grew, or not to the end, line by line."""
+        """What to know of the outcome, line by line.
+
+        Why the network did not learn, or nothing grew, or not to the end, and where a static
+        network of the same size is likely to do as well.
+        """
         summary = self.summary
-        return why_not_grown(self.history, summary.kept_epoch, summary.stopped, summary.chance_loss)
+        lines = why_not_grown(
+            self.history, summary.kept_epoch, summary.stopped, summary.chance_loss
+        )
+        doubt = static_doubt(self.history, summary, self.val_gain, self.contributions.all_off)
+        return (*lines, doubt) if doubt else lines
 
     @property
     def _garden(self) -> Garden:
@@ -301,12 +341,47 @@ class Grown:
         write_report(Path(path), page)
         return Path(path)
 
-    def picture(self, path: str | Path) -> Path:
-        """Write the picture of what grew when, as SVG, and return its path."""
-        from esper.nissa.report import growth_picture, write_report
+    def plot(self, path: str | Path | None = None) -> Picture:
+        """Draw the validation scores of network and twin over the epochs, and what grew when.
 
-        write_report(Path(path), growth_picture(self.history, title=self.summary.task))
-        return Path(path)
+        The picture shows itself in a notebook; `.save(path)` writes it.
+
+        Args:
+            path: where to write it too, as `.svg` or `.html`.
+        """
+        picture = draw_history(self.history, self.summary.task)
+        if path is not None:
+            picture.save(path)
+        return picture
+
+    def to_pandas(self, table: str = "epochs") -> Any:
+        """Return the history as a `pandas.DataFrame`, one row for each epoch.
+
+        Args:
+            table: 'epochs', or one of 'actions' (what was decided), 'slots' or 'stacks' (in every
+                epoch), 'seeds' (their lives) and 'sizes' (the best validation score of each).
+        """
+        return make_table(table, self.history, self.summary).to_pandas()
+
+    def to_polars(self, table: str = "epochs") -> Any:
+        """Return the history as a `polars.DataFrame`; the tables are those of `to_pandas`."""
+        return make_table(table, self.history, self.summary).to_polars()
+
+    def compare_static(
+        self, model: nn.Module | None = None, *, progress: bool | None = None
+    ) -> StaticComparison:
+        """Train a static network of the same size from scratch and say which of both is better.
+
+        It has the modules of the grown network at their full amplitude from the first step, and
+        the model's first weights; data, epochs, optimizer, schedule and seed are those of the run.
+        Of a deepened network it is the one with all blocks awake; where that was trained as the
+        twin, nothing is trained again.
+
+        Args:
+            model: another network to train in its place, as it is.
+            progress: show every epoch on standard error; by default where that is a terminal.
+        """
+        return compare_static(self, model, progress=progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

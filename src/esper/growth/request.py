@@ -22,7 +22,8 @@ from esper.growth.fingerprints import data_contents, fingerprint, function_conte
 from esper.growth.gardener import DEFAULT_CONTROLLER, GardenerConfig
 from esper.growth.kept import Keep
 from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.slots.placement import DeclaredAxes, SlotNames
+from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames
+from esper.kasmina.state import SlotState
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory, TrainingConfig
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
@@ -92,6 +93,10 @@ class GrowRequest:
     """It is trained in place."""
     slots: SlotNames = AUTO
     """Where it may grow; with `config.deepen` nowhere."""
+    placed: Placed | None = None
+    """The same as it was found out before, in place of `slots` and `axes`."""
+    planted: SlotState | None = None
+    """What is in these slots from the first step; nothing by default."""
     train: Batches
     val: Batches
     test: Batches | None = None

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.batches import (
@@ -37,6 +37,7 @@ from esper.growth.grown import Deepened, Grown, describe_host
 from esper.growth.kept import Kept, Measured
 from esper.growth.own_loss import find_criterion
 from esper.growth.request import AUTO, GrowRequest, GrowthConfig
+from esper.growth.static import Recipe, StaticGardener, paired_difference
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden
@@ -70,6 +71,7 @@ class GrowthLoop:
     def __init__(self, request: GrowRequest) -> None:
         """Wrap the model; nothing is trained yet."""
         config, model, train, axes = request.config, request.model, request.train, request.axes
+        self._recipe = Recipe.of(request)
         self.name, self.controller_name = request.name, request.controller_name
         self.device = _device_of(model) if request.device is None else choose_device(request.device)
         refuse_meta(model)
@@ -88,7 +90,9 @@ class GrowthLoop:
         criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
         self.example_input, _ = next(iter(Moved([batch], self.device, keeps_label=keeps_label)))
         places: SlotNames | Placed = request.slots
-        if config.deepen is not None:
+        if request.placed is not None:
+            places, axes = request.placed, None
+        elif config.deepen is not None:
             places = place_nothing(model, self.example_input)
         elif request.slots == AUTO:
             found = suggest_slots(model, self.example_input, axes=axes)
@@ -100,6 +104,8 @@ class GrowthLoop:
             axes=axes,
             config=config.garden.replace(seed=config.seed),
         )
+        if request.planted is not None:
+            garden.sync(request.planted)
         warn_of_moving_statistics(model)
         self._train = train
         self._keeps_label = judged.trains_with_labels
@@ -120,7 +126,8 @@ class GrowthLoop:
                 seed=config.seed,
                 config=config.gardener,
             )
-        self.gardener = self.depth or Gardener(
+        kind = Gardener if garden.slot_names else StaticGardener
+        self.gardener = self.depth or kind(
             garden,
             request.controller,
             config.epochs,
@@ -243,6 +250,9 @@ class GrowthLoop:
             test = _score(self._test, self.garden)
             if has_twin:
                 twin_test = test if self.twin is None else _score(self._test, self.twin.garden)
+        val_gain = None
+        if self.twin is not None:
+            val_gain = paired_difference(self, self.garden, self.twin.garden)
         parameters, flops = self.gardener.sizes()
         depth = last.depth
         summary = RunSummary(
@@ -277,11 +287,17 @@ class GrowthLoop:
             "config": self.config,
             "example_input": self.example_input,
             "modules": self.modules,
+            "val_gain": val_gain,
+            "recipe": self._recipe,
         }
         if self.depth is not None:
             self.depth.deliver()
             return Deepened(model=self.garden.model, garden=self.garden, **left)
         return Grown(model=self.garden, **left)
+
+    def val_values(self, garden: Garden) -> Tensor:
+        """Return the score of a network on every validation sample, in points."""
+        return _values(self._val, garden)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue exactly from here."""
@@ -439,6 +455,10 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def _score(evaluator: BatchEvaluator, garden: Garden) -> float:
+    return float(_values(evaluator, garden).mean())
+
+
+def _values(evaluator: BatchEvaluator, garden: Garden) -> Tensor:
     everything_on = torch.ones((1, len(garden.slot_names)), dtype=torch.bool)
     loss, correct = evaluator.measure(garden, everything_on)
-    return float(values_in_points(loss, correct).mean())
+    return values_in_points(loss, correct)[0]
