@@ -309,8 +309,8 @@ def carry_out(
 
 
 def _told_why(grown: Grown) -> Grown:
-    """Warn where nothing was learned or grew, or not to the end, although it might have."""
-    why = list(grown.why)
+    """Warn where nothing was learned or grew, or not to the end, or as well without growing."""
+    why = [*grown.why, *filter(None, [grown.static_warning])]
     if grown.summary.controller == "wait":
         why = [line for line in [why_not_learned(grown.history, grown.summary.chance_loss)] if line]
     if why:

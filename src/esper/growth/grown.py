@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from esper.growth.depth.blocks import is_asleep
 from esper.growth.history import Picture, draw_history, make_table
-from esper.growth.static import Recipe, StaticComparison, compare_static, static_doubt
+from esper.growth.static import Recipe, StaticComparison, compare_static, static_warning
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.probe import (
@@ -286,17 +286,15 @@ class Grown:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """What to know of the outcome, line by line.
-
-        Why the network did not learn, or nothing grew, or not to the end, and where a static
-        network of the same size is likely to do as well.
-        """
+        """Why the network did not learn, or nothing grew, or not to the end, line by line."""
         summary = self.summary
-        lines = why_not_grown(
-            self.history, summary.kept_epoch, summary.stopped, summary.chance_loss
-        )
-        doubt = static_doubt(self.history, summary, self.val_gain, self.contributions.all_off)
-        return (*lines, doubt) if doubt else lines
+        return why_not_grown(self.history, summary.kept_epoch, summary.stopped, summary.chance_loss)
+
+    @property
+    def static_warning(self) -> str:
+        """That a static network of the same size is likely to do as well; empty otherwise."""
+        lost = self.contributions.all_off
+        return static_warning(self.history, self.summary, self.val_gain, lost)
 
     @property
     def _garden(self) -> Garden:

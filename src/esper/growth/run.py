@@ -71,11 +71,11 @@ class GrowthLoop:
     def __init__(self, request: GrowRequest) -> None:
         """Wrap the model; nothing is trained yet."""
         config, model, train, axes = request.config, request.model, request.train, request.axes
-        self._recipe = Recipe.of(request)
         self.name, self.controller_name = request.name, request.controller_name
         self.device = _device_of(model) if request.device is None else choose_device(request.device)
         refuse_meta(model)
         refuse_unsuitable(model)
+        self._recipe = Recipe.of(request)
         model = model.to(self.device)
         self._calibration_batches = getattr(train, "calibration_batches", None)
         if config.decide_every:

@@ -292,7 +292,7 @@ _EARLY = 0.25
 """Share of a run by whose end all growth is over where a static network would train alike."""
 
 
-def static_doubt(
+def static_warning(
     history: Sequence[EpochRecord],
     summary: RunSummary,
     val_gain: Estimate | None,

@@ -176,7 +176,7 @@ def print_grown(grown: Grown, document: dict[str, Any]) -> None:
     if len(grown.best_by_size) > 1:
         console.print(_size_table(grown))
     tell(console, describe_kept(summary))
-    for line in grown.why:
+    for line in (*grown.why, *filter(None, [grown.static_warning])):
         tell(console, line)
     tell(console, f"report: {document['report']}")
     if document["exported"]:
