@@ -70,6 +70,12 @@ class GrowthConfig(Config):
     keep: Keep = option(
         "best", "Which network is returned, of the twin alike: the best validated, or the last."
     )
+    rewarm: int | float = option(
+        0,
+        "Steps, or share of the run, in which learning rates rise from 0 at its start, as for a "
+        "finished network that is grown further.",
+        minimum=0,
+    )
     patience: int = option(
         0, "Stop after this many epochs without a better validation score; 0: never.", minimum=0
     )

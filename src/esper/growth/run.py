@@ -30,6 +30,7 @@ from esper.growth.batches import (
     scheduler_maker,
     warn_of_moving_statistics,
 )
+from esper.growth.checkpoint import Rewarm
 from esper.growth.depth.blocks import wake_copies
 from esper.growth.depth.gardener import DepthGardener
 from esper.growth.gardener import Gardener
@@ -154,6 +155,9 @@ class GrowthLoop:
             scheduler_every=request.scheduler_every,
         )
         refuse_short_schedule(self.trainee.scheduler, request.scheduler_every, config.epochs, train)
+        self._rewarm = Rewarm.of(config.rewarm, train, config.epochs)
+        if self._rewarm is not None:
+            self._rewarm.warm(self.trainee.optimizer)
         self.twin: Trainee | None = None
         self._kept = Kept(config.keep)
         if self.depth is not None and config.twin:
@@ -236,6 +240,8 @@ class GrowthLoop:
         Seeds that were never blended in, or make no difference, are taken out. Then every seed is
         measured once more and the test split is touched for the first and only time.
         """
+        if self._rewarm is not None:
+            self._rewarm.release()
         last = self.history[-1]
         twin = None if self.twin is None else self.twin.garden
         with self.gardener.as_in(self._kept.kept_epoch(last)):
@@ -345,6 +351,8 @@ class GrowthLoop:
                 raise UsageError(f"epoch {epoch}: {batches.place} has no sample; leave it out")
             self._recent = []  # Those of the last epoch are held as long as no other comes.
             sample.add(inputs)
+            if self._rewarm is not None:
+                self._rewarm.at(epoch, number)
             if self.depth is not None:
                 self.depth.start_batch(inputs)
             for one in (self.trainee, self.twin):
@@ -438,6 +446,8 @@ class GrowthLoop:
 
     def _fork_twin(self) -> None:
         self.twin = self.trainee.fork(self._optimizer_of)
+        if self._rewarm is not None:
+            self._rewarm.warm(self.twin.optimizer)
         wake_copies(self.twin.garden)
         self._kept.fork()
 
