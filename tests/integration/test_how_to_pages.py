@@ -96,7 +96,8 @@ def test_growing_with_an_optimizer_and_of_a_frozen_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = python_blocks(HOW_TO / "grow-your-own.md")
-    optimizing, adapting, learned, copying, counting, stopping, looking, comparing = blocks
+    optimizing, adapting, learned, copying, counting, stopping, *rest = blocks
+    looking, going_on, comparing = rest
     names = run_blocks([optimizing.replace("60", "8")], taken_for_granted())[0]
     assert names["schedule"].last_epoch == 8
     names = run_blocks([adapting.replace("val=val", "val=val, epochs=8")], taken_for_granted())[0]
@@ -124,6 +125,10 @@ def test_growing_with_an_optimizer_and_of_a_frozen_model(
     # The page names both libraries; here may be neither.
     drawing = "\n".join(line for line in looking.splitlines() if "to_polars" not in line)
     said = run_blocks([drawing, comparing], {"grown": grown})[1]
+    data = {"train": make_batches(), "val": make_batches(2, 32, seed=9), "slots": SLOTS}
+    known = {"esper": esper, "grown": grown, "make_model": make_net, **data}
+    further = run_blocks([going_on.replace("60", "8")], known)[0]["further"]
+    assert further.summary.parameters_before == grown.summary.parameters_after
     assert "validation score" in said
     assert "seed=mlp_small (" in said
     assert "on the validation data" in said
