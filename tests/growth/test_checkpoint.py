@@ -70,6 +70,14 @@ def test_a_grown_network_grows_on_from_its_folder(tmp_path: Path) -> None:
     assert more.summary.parameters_after > first.summary.parameters_after
 
 
+def test_seeds_make_another_object_of_it_that_no_optimizer_knows(tmp_path: Path) -> None:
+    grow(make_net()).save(tmp_path / "saved")
+    model = make_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=r"give a function of its parameters: optimizer=partial"):
+        grow(model, checkpoint=tmp_path / "saved", optimizer=optimizer)
+
+
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
 def test_plain_weights_are_loaded_into_the_model(ending: str, tmp_path: Path) -> None:
     path, trained, model = tmp_path / f"net.{ending}", make_net(3), make_net()
@@ -196,6 +204,18 @@ def test_rates_rise_anew_and_schedules_know_nothing_of_it(tmp_path: Path) -> Non
     by_default = [0.5 * plain[0], *plain[1:]]
     assert rates_of(checkpoint=tmp_path / "net.pt") == pytest.approx(by_default)
     assert rates_of(checkpoint=tmp_path / "net.pt", rewarm=0) == pytest.approx(plain)
+
+
+def test_a_run_is_resumed_with_its_checkpoint(tmp_path: Path) -> None:
+    torch.save(make_net(3).state_dict(), tmp_path / "net.pt")
+    options = {"checkpoint": tmp_path / "net.pt", "rewarm": 20, "controller": "wait"}
+    whole = grow(make_net(), **options)
+    part = grow(make_net(), epochs=3, out=tmp_path / "run", **options)
+    assert "checkpoint: " in (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
+    rest = grow(make_net(), out=tmp_path / "run", resume=True, **options)
+    assert (len(part.history), len(rest.history)) == (3, 9)
+    assert [one.val_loss for one in rest.history] == [one.val_loss for one in whole.history]
+    assert torch.equal(rest.model(X), whole.model(X))
 
 
 def test_the_twin_is_warmed_alike() -> None:

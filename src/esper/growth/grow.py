@@ -160,16 +160,23 @@ def grow(
 
     A run that leaves the network as it was, or a seed half blended in, says why, as an
     `EsperWarning` and in `Grown.why`; one that is too short for a seed, or unlike all that the
-    controller has learned in, warns when it starts. In runs of less than 60 epochs all waits are
-    shortened in proportion. A seed that was never blended in is not part of the result.
+    controller has learned in, warns when it starts. `Grown.static_warning` says where a static
+    network of the same size is likely to do as well, also as a warning. In runs of less than 60
+    epochs all waits are shortened in proportion. A seed that was never blended in is not part of
+    the result.
 
     Raises:
         UsageError: Something about the request is wrong; one line says what would be right.
         KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved.
     """
     base = config or GrowthConfig()
-    source = checkpoint if isinstance(model, nn.Module) else model
+    source, given = checkpoint if isinstance(model, nn.Module) else model, model
     model, deepening = open_checkpoint(model, checkpoint, DeepenConfig.of(deepen) or base.deepen)
+    if isinstance(optimizer, Optimizer) and model is not given:
+        raise UsageError(
+            "the network of the checkpoint is another object than the optimizer's; give a function "
+            "of its parameters: optimizer=partial(torch.optim.AdamW, lr=...)"
+        )
     if source is not None and rewarm is None and not base.rewarm:
         rewarm = REWARM
     if decide_every and epochs is None and config is None:
