@@ -22,7 +22,7 @@ from esper.growth.depth.gardener import holds_seeds, network_folder, read_weight
 from esper.growth.depth.rules import DeepenConfig
 from esper.kasmina.garden import load_garden
 from esper.kasmina.saving import read_garden
-from esper.leyline.errors import CheckpointError, UsageError, reason_of
+from esper.leyline.errors import CheckpointError, UsageError, needing, reason_of
 from esper.utils.manifest import MANIFEST_FILE
 
 REWARM = 0.05
@@ -132,13 +132,8 @@ def _from_pretrained(
 
 def _class_of(path: Path) -> type[nn.Module]:
     """Return the class of the network that a folder of Hugging Face holds."""
-    try:
+    with needing(f"{path}, written by Hugging Face,", "transformers"):
         library = importlib.import_module("transformers")
-    except ImportError:
-        raise UsageError(
-            f"{path} was written by Hugging Face; to load it: pip install "
-            "'esper-grow[transformers]'"
-        ) from None
     told = json.loads((path / _HUGGING_FACE).read_text(encoding="utf-8"))
     names = told.get("architectures") if isinstance(told, Mapping) else None
     kind = getattr(library, str(names[0]), None) if names else None
