@@ -141,7 +141,7 @@ class StaticComparison:
     def __str__(self) -> str:
         """Say in one line which is better, by how much, and what both took."""
         unit = "of loss" if is_loss(self.grown.val_score) else "points"
-        size, se = abs(self.val_difference.value), self.val_difference.se
+        size = Estimate(abs(self.val_difference.value), self.val_difference.se)
         told = {
             "grown": "The grown network is better",
             "static": "The static network is better",
@@ -149,7 +149,7 @@ class StaticComparison:
         }[self.better]
         lead = "the difference is" if self.better == "neither" else "by"
         line = (
-            f"{told}: {lead} {size:.4g} ± {se:.2g} {unit} on the validation data (grown "
+            f"{told}: {lead} {str(size).removeprefix('+')} {unit} on the validation data (grown "
             f"{format_score(self.grown.val_score)}, static {format_score(self.static.val_score)})"
         )
         if self.grown.test_score is not None and self.static.test_score is not None:
