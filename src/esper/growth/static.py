@@ -147,9 +147,9 @@ class StaticComparison:
             "static": "The static network is better",
             "neither": "Neither is clearly better",
         }[self.better]
-        lead = "the difference is" if self.better == "neither" else "by"
+        lead = ": the difference is" if self.better == "neither" else " by"
         line = (
-            f"{told}: {lead} {str(size).removeprefix('+')} {unit} on the validation data (grown "
+            f"{told}{lead} {str(size).removeprefix('+')} {unit} on the validation data (grown "
             f"{format_score(self.grown.val_score)}, static {format_score(self.static.val_score)})"
         )
         if self.grown.test_score is not None and self.static.test_score is not None:
