@@ -176,7 +176,11 @@ def run_cell(name: str, seed: int, folder: Path, scale: float, done: set[str]) -
                 "parameters": summary.parameters_after,
                 "val": summary.val_score,
                 "test": summary.test_score,
-                "grew": [f"{one.blueprint} at {one.slot}" for one in summary.seeds]
+                "grew": [
+                    f"{one.blueprint} at {one.slot}"
+                    for one in summary.seeds
+                    if one.fate not in ("pruned", "dropped")
+                ]
                 or [f"{one.awake} blocks" for one in summary.stacks],
                 "cpu_s": round(time.process_time() - started, 1),
             }
