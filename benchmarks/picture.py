@@ -22,5 +22,6 @@ def main(arguments: list[str]) -> int:
     run = task_run(task, task.load(), config=config, controller="heuristic")
     for record in run.epochs():
         print(f"\repoch {record.epoch}/{run.config.epochs}", end="", flush=True)
-    print(f"\n{run.finish().picture(options.out)}")
+    run.finish().plot(options.out)
+    print(f"\n{options.out}")
     return 0

@@ -61,7 +61,9 @@ def run_snippet(
     names: dict[str, Any] = {}
     said = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(said):
-        warnings.filterwarnings("ignore", message="Nothing grew|.*still being blended in")
+        warnings.filterwarnings(
+            "ignore", message="Nothing grew|A static network|.*still being blended in"
+        )
         exec(code, names)
     return names, said.getvalue()
 

@@ -39,7 +39,9 @@ def run_tutorial(seed: int = 0, *, until: str | None = None) -> tuple[dict[str, 
 def measure(seed: int) -> tuple[float, list[str]]:
     """Return the gain over the twin, and a row of the table."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Nothing grew|.*still being blended in")
+        warnings.filterwarnings(
+            "ignore", message="Nothing grew|A static network|.*still being blended in"
+        )
         grown = run_tutorial(seed, until="esper.grow(")[0]["grown"]
     summary = grown.summary
     gain = summary.test_score - summary.twin_test_score

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -10,6 +13,8 @@ from esper.growth.grow import grow
 from esper.growth.grown import Grown
 from esper.kasmina.garden import load_garden
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
+from esper.leyline.records import RunSummary
+from tests.nissa.report.runs import growing_run, summary_of
 from tests.plots import GROW_ONE, SLOTS, Script, growth_config, make_batches, make_net
 
 
@@ -31,13 +36,18 @@ def grown() -> Grown:
 def test_it_is_told_in_one_line(grown: Grown) -> None:
     told = repr(grown)
     assert "\n" not in told
-    assert f"val score {grown.summary.val_score:.2f}" in told
-    assert f"(twin {grown.summary.twin_val_score:.2f})" in told
+    assert f"validation score {grown.summary.val_score:.2f}" in told
+    assert f"(twin {grown.summary.twin_val_score:.2f}, gain " in told
+    assert "test" not in told
     assert f"→ {grown.summary.parameters_after:,} parameters, " in told
     assert (
         f"→ {grown.summary.flops_after:,} FLOPs, grew mlp_small at stem (blending), epoch 6 of 6)"
         in told
     )
+    first, second = str(grown).splitlines()
+    assert first == told
+    for size in grown.best_by_size:
+        assert f"{size.val_score:.2f} with {size.parameters:,} (epoch {size.epoch})" in second
     garden = repr(grown.model)
     assert "\n" not in garden
     assert f"{grown.model.count_parameters():,} parameters" in garden
@@ -65,8 +75,33 @@ def test_the_report_names_the_command_that_made_it(
     assert "--epochs 6" in page
 
 
+def test_a_split_that_was_tested_is_told_beside_the_validation() -> None:
+    summary = summary_of(growing_run(), val_score=90.0, twin_val_score=89.72)
+    tested = dataclasses.replace(summary, test_score=88.0, twin_test_score=88.83)
+
+    def told(of: RunSummary) -> str:
+        return Grown._told_score(SimpleNamespace(summary=of))  # type: ignore[arg-type]
+
+    assert told(summary) == "validation score 90.00 (twin 89.72, gain +0.28)"
+    assert told(tested) == (
+        "validation score 90.00 (twin 89.72, gain +0.28), test score 88.00 (twin 88.83, gain -0.83)"
+    )
+
+
+def test_printing_the_model_shows_what_grew_and_where(grown: Grown) -> None:
+    shown = str(grown.model).splitlines()
+    assert shown[0] == repr(grown.model)
+    (line,) = [number for number, line in enumerate(shown) if "seed=" in line]
+    assert shown[line - 1].strip() == "(stem): Sequential("
+    assert re.fullmatch(r"\s+seed=mlp_small \(blending, alpha 0\.67, 162 parameters\)", shown[line])
+    assert "\n".join(shown[1:line] + shown[line + 1 :]) == repr(make_net())
+
+
 def test_the_picture_is_svg(grown: Grown, tmp_path: Path) -> None:
-    path = grown.picture(tmp_path / "growth.svg")
+    path = tmp_path / "growth.svg"
+    picture = grown.plot(path)
+    assert picture == grown.plot()
+    assert path.read_text(encoding="utf-8") == picture._repr_svg_()
     root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
     assert root.tag.endswith("svg")
     words = " ".join(root.itertext())
@@ -94,6 +129,7 @@ def test_the_twin_is_the_plain_model(grown: Grown) -> None:
     assert not torch.equal(grown.twin(x), grown.model(x))
 
 
+@pytest.mark.filterwarnings("ignore:A static network of the same size")
 def test_a_plain_network_comes_out_of_it_and_grows_on(grown: Grown) -> None:
     plain, x = grown.bake(), torch.randn(5, 4)
     assert type(plain).__name__ == "TinyNet"

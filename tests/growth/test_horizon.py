@@ -51,6 +51,7 @@ def test_a_seed_is_inert_until_its_training_ends() -> None:
     assert shortest_run(LifecycleConfig(), TrackerConfig(), must_settle=False) == 13
 
 
+@pytest.mark.filterwarnings("ignore:A static network of the same size")
 def test_something_grows_in_ten_epochs() -> None:
     grown = esper.grow(
         net(4),

@@ -25,7 +25,15 @@ from esper.leyline.actions import placeholder_actions
 from esper.leyline.stages import BlendStyle
 from esper.tamiyo.controllers import RandomController
 from tests.devices import busy_device
-from tests.plots import record_epoch
+from tests.plots import (
+    GROW_ONE,
+    SLOTS,
+    Script,
+    growth_config,
+    make_batches,
+    make_net,
+    record_epoch,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -394,3 +402,24 @@ def test_nothing_depends_on_whether_the_device_is_waited_for(kind: str) -> None:
     for one, other in zip(*seen, strict=True):
         for a, b in zip(one, other, strict=True):
             assert torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+@pytest.mark.filterwarnings("ignore:A static network of the same size")
+def test_the_first_weights_wait_in_main_memory_for_a_static_network() -> None:
+    model = make_net().cuda()
+    grown = esper.grow(
+        model,
+        SLOTS,
+        train=make_batches(),
+        val=make_batches(2, 32, seed=9),
+        epochs=9,
+        controller=Script(GROW_ONE),
+        config=growth_config(1),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    assert grown.recipe is not None
+    first = grown.recipe.request.model
+    assert {parameter.device.type for parameter in first.parameters()} == {"cpu"}
+    found = grown.compare_static()
+    assert {parameter.device.type for parameter in found.model.parameters()} == {"cuda"}
+    assert found.static.val_score > 50

@@ -6,6 +6,7 @@ tests of what they add.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import esper
 from benchmarks._pages import DOCS, python_blocks, run_blocks
 from tests.growth.depth.models import make_gpt, tokens
+from tests.plots import GROW_ONE, SLOTS, Script, growth_config, make_batches, make_net
 
 HOW_TO = DOCS / "how-to"
 ELSEWHERE = {
@@ -95,7 +97,8 @@ def test_growing_with_an_optimizer_and_of_a_frozen_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = python_blocks(HOW_TO / "grow-your-own.md")
-    optimizing, adapting, learned, copying, counting, stopping = blocks
+    optimizing, adapting, learned, copying, counting, stopping, *rest = blocks
+    looking, going_on, comparing = rest
     names = run_blocks([optimizing.replace("60", "8")], taken_for_granted())[0]
     assert names["schedule"].last_epoch == 8
     names = run_blocks([adapting.replace("val=val", "val=val, epochs=8")], taken_for_granted())[0]
@@ -110,6 +113,27 @@ def test_growing_with_an_optimizer_and_of_a_frozen_model(
     at_once = stopping.replace("> 99", ">= 0")
     names = run_blocks([at_once], taken_for_granted())[0]
     assert len(names["grown"].history) == 1
+    grown = esper.grow(
+        make_net(),
+        SLOTS,
+        train=make_batches(),
+        val=make_batches(2, 32, seed=9),
+        epochs=9,
+        controller=Script(GROW_ONE),
+        config=growth_config(1),
+        keep="last",
+    )
+    if importlib.util.find_spec("polars") is None:
+        looking = "\n".join(line for line in looking.splitlines() if "to_polars" not in line)
+    said = run_blocks([looking, comparing], {"grown": grown})[1]
+    data = {"train": make_batches(), "val": make_batches(2, 32, seed=9), "slots": SLOTS}
+    known = {"esper": esper, "grown": grown, "make_model": make_net, **data}
+    further = run_blocks([going_on.replace("60", "8")], known)[0]["further"]
+    assert further.summary.parameters_before == grown.summary.parameters_after
+    assert "validation score" in said
+    assert "seed=mlp_small (" in said
+    assert "on the validation data" in said
+    assert (tmp_path / "growth.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
 def test_deepening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +160,7 @@ def test_deepening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     awake = [record.depth.awake["blocks"] for record in names["grown"].history]
     assert awake == [2, 4, 8, 8, 8]
     assert [record.depth.awake["blocks"] for record in names["deeper"].history] == awake
-    assert "Deepened(GPT: val score" in said
+    assert "Deepened(GPT: validation score" in said
 
 
 @pytest.fixture

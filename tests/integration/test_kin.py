@@ -78,6 +78,7 @@ def grow(case: str, controller: Any, epochs: int = 8, **more: Any) -> Any:
     return esper.grow(model, slots, controller=controller, epochs=epochs, **options)
 
 
+@pytest.mark.filterwarnings("ignore:A static network of the same size")
 @pytest.mark.parametrize("case", CASES)
 def test_a_schedule_deepens_a_network_and_resumes_to_the_bit(case: str, tmp_path: Path) -> None:
     slots = CASES[case]["slots"]
@@ -255,6 +256,7 @@ def test_controllers_that_draw_may_choose_it() -> None:
     assert len(chosen) > 1
 
 
+@pytest.mark.filterwarnings("ignore:A static network of the same size")
 def test_the_heuristic_takes_it_where_it_is_told_to() -> None:
     grown = grow(
         "cnn",

@@ -41,10 +41,10 @@ def test_every_state_is_told_apart(tmp_path: Path) -> None:
             "going": "running",
         }
         going = describe_run(tmp_path / "going")
-    assert (going.done, going.planned, going.unit, going.score) == (3, EPOCHS, "epochs", 44.0)
+    assert (going.done, going.planned, going.unit, going.val_score) == (3, EPOCHS, "epochs", 44.0)
     done = describe_run(tmp_path / "done")
     assert (done.task, done.controller, done.seed, done.kind) == ("digits", "heuristic", 3, "grow")
-    assert (done.done, done.score) == (EPOCHS, 90.0)
+    assert (done.done, done.val_score) == (EPOCHS, 90.0)
     assert done.age_s is not None
     assert 0 <= done.age_s < 60
     assert describe_run(tmp_path / "broken").note

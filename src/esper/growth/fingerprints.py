@@ -36,7 +36,7 @@ _MOST_BYTES = 2**26
 """Bytes of one tensor that are looked at; of a larger one, as many from all over it."""
 _MOST_MODULES = 1_000
 _MOST_FUNCTIONS = 200
-_NOT_COMPARED = ("training", "device")
+_NOT_COMPARED = ("training", "device", "extra_repr")
 """Attributes of modules that may be others when a run is continued."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 

@@ -17,10 +17,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.growth.batches import Batches, OptimizerFactory, count_samples
+from esper.growth.checkpoint import REWARM, open_checkpoint
 from esper.growth.criterion import Loss
 from esper.growth.depth.rules import DeepenConfig
 from esper.growth.gardener import DEFAULT_CONTROLLER
-from esper.growth.grown import Format, Grown, Keep
+from esper.growth.grown import Format, Grown
+from esper.growth.kept import Keep
 from esper.growth.request import AUTO, STARTED_BY, GrowRequest, GrowthConfig
 from esper.growth.run import GrowthLoop
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, slot_paths
@@ -41,7 +43,7 @@ _CLEAR = "\r\x1b[2K"
 
 
 def grow(
-    model: nn.Module,
+    model: nn.Module | str | Path,
     slots: SlotNames = AUTO,
     *,
     train: Batches,
@@ -64,6 +66,8 @@ def grow(
     keep: Keep | None = None,
     patience: int | None = None,
     deepen: bool | Mapping[str, Any] | DeepenConfig | None = None,
+    checkpoint: str | Path | None = None,
+    rewarm: int | float | None = None,
     seed: int | None = None,
     device: torch.device | str | None = None,
     config: GrowthConfig | None = None,
@@ -78,7 +82,8 @@ def grow(
 
     Args:
         model: any module; it is trained in place. What is frozen stays so: of a frozen model the
-            seeds alone are trained, as adapters.
+            seeds alone are trained, as adapters. Or a folder of Hugging Face's `save_pretrained`,
+            to grow that network further.
         slots: names of submodules whose output may be augmented (`*` stands for any part of a
             name: "blocks.*"), or what `suggest_slots` returns; "auto", the default, asks it on
             the first validation batch.
@@ -128,6 +133,13 @@ def grow(
             {"start": 3, "at": {0.2: 6, 0.4: 12}, "controller": "plateau", "weights": FILE}, or a
             `DeepenConfig`. The result is a `Deepened`, whose `model` is your own object; its twin,
             where asked for, is the static network with all blocks awake.
+        checkpoint: weights of a finished network to grow further: a folder of `grown.save`, of a
+            run or of `save_pretrained`, or a file of `model.state_dict()`. Without `deepen` the
+            model is built as the network was before it grew; with `deepen` it has all blocks, and
+            the checkpoint those that are awake at first. Seeds in it become a part of the network,
+            which is then a copy of the model.
+        rewarm: optimizer steps, or share of the run (0.1), in which learning rates rise from 0 to
+            what they are set to; 0.05 with a checkpoint, else 0.
         seed: seed of new seeds, of controllers that draw and of dropout; 0 by default.
         device: where to train; by default where the model is.
         config: all settings and their defaults (docs/settings.md, below `growth`); the arguments
@@ -148,14 +160,25 @@ def grow(
 
     A run that leaves the network as it was, or a seed half blended in, says why, as an
     `EsperWarning` and in `Grown.why`; one that is too short for a seed, or unlike all that the
-    controller has learned in, warns when it starts. In runs of less than 60 epochs all waits are
-    shortened in proportion. A seed that was never blended in is not part of the result.
+    controller has learned in, warns when it starts. `Grown.static_warning` says where a static
+    network of the same size is likely to do as well, also as a warning. In runs of less than 60
+    epochs all waits are shortened in proportion. A seed that was never blended in is not part of
+    the result.
 
     Raises:
         UsageError: Something about the request is wrong; one line says what would be right.
         KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved.
     """
     base = config or GrowthConfig()
+    source, given = checkpoint if isinstance(model, nn.Module) else model, model
+    model, deepening = open_checkpoint(model, checkpoint, DeepenConfig.of(deepen) or base.deepen)
+    if isinstance(optimizer, Optimizer) and model is not given:
+        raise UsageError(
+            "the network of the checkpoint is another object than the optimizer's; give a function "
+            "of its parameters: optimizer=partial(torch.optim.AdamW, lr=...)"
+        )
+    if source is not None and rewarm is None and not base.rewarm:
+        rewarm = REWARM
     if decide_every and epochs is None and config is None:
         epochs = _windows_in(train, decide_every)
     chosen = {
@@ -165,7 +188,8 @@ def grow(
         "decide_every": decide_every,
         "keep": keep,
         "patience": patience,
-        "deepen": DeepenConfig.of(deepen),
+        "deepen": deepening,
+        "rewarm": rewarm,
     }
     gardener = base.gardener
     if ablate_every is not None:
@@ -203,13 +227,16 @@ def grow(
         name=type(model).__name__,
         device=device,
     )
-    checkpoint: Which | None = None
+    resumed: Which | None = None
     if out is not None:
-        request = replace(request, settings=_written(request, settings))
+        written = _written(request, settings)
+        if source is not None:
+            written["checkpoint"] = str(source)
+        request = replace(request, settings=written)
         # A callback may leave the current folder.
         out = Path(out).absolute()
         if resume and RunFolder(out).is_run:
-            checkpoint = "previous" if resume == "previous" else "latest"
+            resumed = "previous" if resume == "previous" else "latest"
     watcher = EpochProgress(settings.epochs) if is_shown(progress) else None
 
     @contextmanager
@@ -231,7 +258,7 @@ def grow(
             request,
             out,
             watch=watch,
-            resume=checkpoint,
+            resume=resumed,
             overwrite=overwrite,
             command="esper.grow(...)",
             sinks=sinks,
@@ -308,8 +335,8 @@ def carry_out(
 
 
 def _told_why(grown: Grown) -> Grown:
-    """Warn where nothing was learned or grew, or not to the end, although it might have."""
-    why = list(grown.why)
+    """Warn where nothing was learned or grew, or not to the end, or as well without growing."""
+    why = [*grown.why, *filter(None, [grown.static_warning])]
     if grown.summary.controller == "wait":
         why = [line for line in [why_not_learned(grown.history, grown.summary.chance_loss)] if line]
     if why:

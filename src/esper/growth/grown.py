@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 import io
-import math
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -18,7 +17,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from esper.growth.depth.blocks import is_asleep
-from esper.kasmina.contribution import Contributions
+from esper.growth.history import Picture, draw_history, make_table
+from esper.growth.static import Recipe, StaticComparison, compare_static, static_warning
+from esper.kasmina.contribution import Contributions, Estimate
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.probe import (
     axis_size,
@@ -30,7 +31,13 @@ from esper.kasmina.slots.probe import (
 )
 from esper.leyline.config import Config
 from esper.leyline.errors import UsageError
-from esper.leyline.reasons import format_score, format_stacks, is_loss, why_not_grown
+from esper.leyline.reasons import (
+    format_gain,
+    format_score,
+    format_stacks,
+    is_loss,
+    why_not_grown,
+)
 from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary, SizeRecord, best_by_size
 from esper.utils.files import atomic_write_bytes
 from esper.utils.process import grouped, software_versions
@@ -192,133 +199,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0].strip() or type(error).__name__
 
 
-# ---- The networks that a run may return: those of its best validated and of its last epoch
-
-
-Keep = Literal["best", "last"]
-"""Which network a run returns: that of the best validated epoch, or that of the last."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A network as it was when an epoch was measured."""
-
-    epoch: int = 0
-    """0 before anything was measured."""
-    score: float = -math.inf
-    weights: Mapping[str, Any] | None = None
-    """Copies of its `state_dict`, lifecycle included; None where only the score is known."""
-
-    @classmethod
-    def copy_of(cls, garden: Garden, score: float, epoch: int) -> Measured:
-        """Return a copy of a garden with the score that it has just been measured to have."""
-        weights = {name: _copy(value) for name, value in garden.state_dict().items()}
-        return cls(epoch, score, weights)
-
-    def or_better(self, garden: Garden, score: float, epoch: int) -> Measured:
-        """Return this, or a copy of a garden that scores more; of equals the first stays."""
-        return Measured.copy_of(garden, score, epoch) if score > self.score else self
-
-    def write_to(self, garden: Garden) -> None:
-        """Make a garden this network."""
-        assert self.weights is not None, "an epoch was measured"
-        garden.load_state_dict(self.weights)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return it as plain data and tensors."""
-        weights = None if self.weights is None else dict(self.weights)
-        return {"epoch": self.epoch, "score": self.score, "weights": weights}
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Measured:
-        """Return what `state_dict` told."""
-        return cls(int(state["epoch"]), float(state["score"]), state["weights"])
-
-
-class Kept:
-    """Copies of the networks of a run, taken when they were measured, before anything acted.
-
-    Args:
-        keep: which of them the run returns.
-    """
-
-    def __init__(self, keep: Keep) -> None:
-        """Nothing was measured yet."""
-        self._keep = keep
-        self.best = Measured()
-        """The network of the best validated epoch so far."""
-        self._last: Measured | None = None
-        """That of the last epoch, where it is to be returned: what is decided may change it."""
-        self._twin_best: Measured | None = None
-        """The twin of its own best epoch, once there is one."""
-
-    def take(self, garden: Garden, score: float, epoch: int) -> None:
-        """Take a copy of the network that was just measured, if it may be returned."""
-        self.best = self.best.or_better(garden, score, epoch)
-        if self._keep == "last":
-            self._last = Measured.copy_of(garden, score, epoch)
-
-    def take_twin(self, twin: Garden, score: float, epoch: int) -> None:
-        """Do the same with the twin."""
-        assert self._twin_best is not None, "a twin is forked first"
-        self._twin_best = self._twin_best.or_better(twin, score, epoch)
-
-    def fork(self) -> None:
-        """From here on the twin is another network; so far the best of both is the same."""
-        self._twin_best = self.best
-
-    def kept_epoch(self, last: EpochRecord) -> int:
-        """Return the epoch whose network `give_back` returns."""
-        return self.best.epoch if self._keep == "best" else last.epoch
-
-    def give_back(
-        self, garden: Garden, twin: Garden | None, last: EpochRecord
-    ) -> tuple[Measured, Measured]:
-        """Make network and twin what the run returns; tell of which epochs, with their scores.
-
-        Without a twin that differs, what is told of it is told of the network itself.
-        """
-        if self._keep == "best":
-            twin_best = self.best if self._twin_best is None else self._twin_best
-            self.best.write_to(garden)
-            if twin is not None:
-                twin_best.write_to(twin)
-            return self.best, twin_best
-        if last.decision is not None:
-            # The run has ended early, after something was decided and perhaps done.
-            if self._last is None:
-                raise UsageError(
-                    f"this run stopped early, after epoch {last.epoch}, and its checkpoint has no "
-                    "network of that epoch but the best; continue it with keep='best'"
-                )
-            self._last.write_to(garden)
-        score = last.val_score if last.twin_score is None else last.twin_score
-        return Measured(last.epoch, last.val_score), Measured(last.epoch, score)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all of them as plain data and tensors."""
-
-        def told(one: Measured | None) -> dict[str, Any] | None:
-            return None if one is None else one.state_dict()
-
-        return {
-            "best": self.best.state_dict(),
-            "last": told(self._last),
-            "twin_best": told(self._twin_best),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-
-        def read(name: str) -> Measured | None:
-            return None if state[name] is None else Measured.from_state_dict(state[name])
-
-        self.best = Measured.from_state_dict(state["best"])
-        self._last, self._twin_best = read("last"), read("twin_best")
-
-
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+# ---- What a run leaves behind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,8 +225,24 @@ class Grown:
     """One batch of inputs as the network takes them."""
     modules: tuple[ModuleRecord, ...]
     """What the host is made of, in the order in which it is called."""
+    val_gain: Estimate | None = None
+    """Validation score minus the twin's, over the same samples; None without a twin that differs
+    from the network."""
+    recipe: Recipe | None = field(default=None, repr=False, compare=False)
+    """What the run was made of, for `compare_static`."""
     folder: Path | None = None
     """The run folder, where there is one."""
+
+    def __str__(self) -> str:
+        """Return the outcome, below it the best validation score of every size, if several."""
+        sizes = self.best_by_size
+        if len(sizes) < 2:
+            return repr(self)
+        told = ", ".join(
+            f"{format_score(size.val_score)} with {size.parameters:,} (epoch {size.epoch})"
+            for size in sizes
+        )
+        return f"{self!r}\nbest validation score by number of parameters: {told}"
 
     def __repr__(self) -> str:
         """Return the outcome in one line."""
@@ -365,11 +262,19 @@ class Grown:
 
     def _told_score(self) -> str:
         summary = self.summary
-        split, score, twin = ("test", summary.test_score, summary.twin_test_score)
-        if score is None:
-            split, score, twin = ("val", summary.val_score, summary.twin_val_score)
-        told = f"{split} {'' if is_loss(score) else 'score '}{format_score(score)}"
-        return told if twin is None else f"{told} (twin {format_score(twin)})"
+        splits = {
+            "validation": (summary.val_score, summary.twin_val_score),
+            "test": (summary.test_score, summary.twin_test_score),
+        }
+        told = []
+        for split, (score, twin) in splits.items():
+            if score is None:
+                continue
+            line = f"{split} {'' if is_loss(score) else 'score '}{format_score(score)}"
+            if twin is not None:
+                line += f" (twin {format_score(twin)}, gain {format_gain(score, twin)})"
+            told.append(line)
+        return ", ".join(told)
 
     def _told_epoch(self) -> str:
         return f"epoch {self.summary.kept_epoch} of {self.summary.epochs}"
@@ -384,6 +289,12 @@ class Grown:
         """Why the network did not learn, or nothing grew, or not to the end, line by line."""
         summary = self.summary
         return why_not_grown(self.history, summary.kept_epoch, summary.stopped, summary.chance_loss)
+
+    @property
+    def static_warning(self) -> str:
+        """That a static network of the same size is likely to do as well; empty otherwise."""
+        lost = self.contributions.all_off
+        return static_warning(self.history, self.summary, self.val_gain, lost)
 
     @property
     def _garden(self) -> Garden:
@@ -428,12 +339,47 @@ class Grown:
         write_report(Path(path), page)
         return Path(path)
 
-    def picture(self, path: str | Path) -> Path:
-        """Write the picture of what grew when, as SVG, and return its path."""
-        from esper.nissa.report import growth_picture, write_report
+    def plot(self, path: str | Path | None = None) -> Picture:
+        """Draw the validation scores of network and twin over the epochs, and what grew when.
 
-        write_report(Path(path), growth_picture(self.history, title=self.summary.task))
-        return Path(path)
+        The picture shows itself in a notebook; `.save(path)` writes it.
+
+        Args:
+            path: where to write it too, as `.svg` or `.html`.
+        """
+        picture = draw_history(self.history, self.summary.task)
+        if path is not None:
+            picture.save(path)
+        return picture
+
+    def to_pandas(self, table: str = "epochs") -> Any:
+        """Return the history as a `pandas.DataFrame`, one row for each epoch.
+
+        Args:
+            table: 'epochs', or one of 'actions' (what was decided), 'slots' or 'stacks' (in every
+                epoch), 'seeds' (their lives) and 'sizes' (the best validation score of each).
+        """
+        return make_table(table, self.history, self.summary).to_pandas()
+
+    def to_polars(self, table: str = "epochs") -> Any:
+        """Return the history as a `polars.DataFrame`; the tables are those of `to_pandas`."""
+        return make_table(table, self.history, self.summary).to_polars()
+
+    def compare_static(
+        self, model: nn.Module | None = None, *, progress: bool | None = None
+    ) -> StaticComparison:
+        """Train a static network of the same size from scratch and say which of both is better.
+
+        It has the modules of the grown network at their full amplitude from the first step, and
+        the model's first weights; data, epochs, optimizer, schedule and seed are those of the run.
+        Of a deepened network it is the one with all blocks awake; where that was trained as the
+        twin, nothing is trained again.
+
+        Args:
+            model: another network to train in its place, as it is.
+            progress: show every epoch on standard error; by default where that is a terminal.
+        """
+        return compare_static(self, model, progress=progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

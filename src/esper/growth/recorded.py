@@ -151,6 +151,8 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
         summary = {
             **grown.summary.to_mapping(),
             "why": list(grown.why),
+            "static_warning": grown.static_warning,
+            "val_gain": None if grown.val_gain is None else dataclasses.asdict(grown.val_gain),
             "best_by_size": [dataclasses.asdict(size) for size in grown.best_by_size],
             "contributions": describe_contributions(grown.contributions),
             "run": str(path),

@@ -20,9 +20,10 @@ from esper.growth.criterion import Loss
 from esper.growth.depth.rules import DeepenConfig
 from esper.growth.fingerprints import data_contents, fingerprint, function_contents, model_contents
 from esper.growth.gardener import DEFAULT_CONTROLLER, GardenerConfig
-from esper.growth.grown import Keep
+from esper.growth.kept import Keep
 from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.slots.placement import DeclaredAxes, SlotNames
+from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames
+from esper.kasmina.state import SlotState
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory, TrainingConfig
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
@@ -69,6 +70,12 @@ class GrowthConfig(Config):
     keep: Keep = option(
         "best", "Which network is returned, of the twin alike: the best validated, or the last."
     )
+    rewarm: int | float = option(
+        0,
+        "Steps, or share of the run, in which learning rates rise from 0 at its start, as for a "
+        "finished network that is grown further.",
+        minimum=0,
+    )
     patience: int = option(
         0, "Stop after this many epochs without a better validation score; 0: never.", minimum=0
     )
@@ -92,6 +99,10 @@ class GrowRequest:
     """It is trained in place."""
     slots: SlotNames = AUTO
     """Where it may grow; with `config.deepen` nowhere."""
+    placed: Placed | None = None
+    """The same as it was found out before, in place of `slots` and `axes`."""
+    planted: SlotState | None = None
+    """What is in these slots from the first step; nothing by default."""
     train: Batches
     val: Batches
     test: Batches | None = None

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.batches import (
@@ -30,12 +30,15 @@ from esper.growth.batches import (
     scheduler_maker,
     warn_of_moving_statistics,
 )
+from esper.growth.checkpoint import Rewarm
 from esper.growth.depth.blocks import wake_copies
 from esper.growth.depth.gardener import DepthGardener
 from esper.growth.gardener import Gardener
-from esper.growth.grown import Deepened, Grown, Kept, Measured, describe_host
+from esper.growth.grown import Deepened, Grown, describe_host
+from esper.growth.kept import Kept, Measured
 from esper.growth.own_loss import find_criterion
 from esper.growth.request import AUTO, GrowRequest, GrowthConfig
+from esper.growth.static import Recipe, StaticGardener, paired_difference
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden
@@ -73,6 +76,7 @@ class GrowthLoop:
         self.device = _device_of(model) if request.device is None else choose_device(request.device)
         refuse_meta(model)
         refuse_unsuitable(model)
+        self._recipe = Recipe.of(request)
         model = model.to(self.device)
         self._calibration_batches = getattr(train, "calibration_batches", None)
         if config.decide_every:
@@ -87,7 +91,9 @@ class GrowthLoop:
         criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
         self.example_input, _ = next(iter(Moved([batch], self.device, keeps_label=keeps_label)))
         places: SlotNames | Placed = request.slots
-        if config.deepen is not None:
+        if request.placed is not None:
+            places, axes = request.placed, None
+        elif config.deepen is not None:
             places = place_nothing(model, self.example_input)
         elif request.slots == AUTO:
             found = suggest_slots(model, self.example_input, axes=axes)
@@ -99,6 +105,8 @@ class GrowthLoop:
             axes=axes,
             config=config.garden.replace(seed=config.seed),
         )
+        if request.planted is not None:
+            garden.sync(request.planted)
         warn_of_moving_statistics(model)
         self._train = train
         self._keeps_label = judged.trains_with_labels
@@ -119,7 +127,8 @@ class GrowthLoop:
                 seed=config.seed,
                 config=config.gardener,
             )
-        self.gardener = self.depth or Gardener(
+        kind = Gardener if garden.slot_names else StaticGardener
+        self.gardener = self.depth or kind(
             garden,
             request.controller,
             config.epochs,
@@ -146,6 +155,9 @@ class GrowthLoop:
             scheduler_every=request.scheduler_every,
         )
         refuse_short_schedule(self.trainee.scheduler, request.scheduler_every, config.epochs, train)
+        self._rewarm = Rewarm.of(config.rewarm, train, config.epochs)
+        if self._rewarm is not None:
+            self._rewarm.warm(self.trainee.optimizer)
         self.twin: Trainee | None = None
         self._kept = Kept(config.keep)
         if self.depth is not None and config.twin:
@@ -228,6 +240,8 @@ class GrowthLoop:
         Seeds that were never blended in, or make no difference, are taken out. Then every seed is
         measured once more and the test split is touched for the first and only time.
         """
+        if self._rewarm is not None:
+            self._rewarm.release()
         last = self.history[-1]
         twin = None if self.twin is None else self.twin.garden
         with self.gardener.as_in(self._kept.kept_epoch(last)):
@@ -242,6 +256,9 @@ class GrowthLoop:
             test = _score(self._test, self.garden)
             if has_twin:
                 twin_test = test if self.twin is None else _score(self._test, self.twin.garden)
+        val_gain = None
+        if self.twin is not None:
+            val_gain = paired_difference(self, self.garden, self.twin.garden)
         parameters, flops = self.gardener.sizes()
         depth = last.depth
         summary = RunSummary(
@@ -276,11 +293,17 @@ class GrowthLoop:
             "config": self.config,
             "example_input": self.example_input,
             "modules": self.modules,
+            "val_gain": val_gain,
+            "recipe": self._recipe,
         }
         if self.depth is not None:
             self.depth.deliver()
             return Deepened(model=self.garden.model, garden=self.garden, **left)
         return Grown(model=self.garden, **left)
+
+    def val_values(self, garden: Garden) -> Tensor:
+        """Return the score of a network on every validation sample, in points."""
+        return _values(self._val, garden)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue exactly from here."""
@@ -328,6 +351,8 @@ class GrowthLoop:
                 raise UsageError(f"epoch {epoch}: {batches.place} has no sample; leave it out")
             self._recent = []  # Those of the last epoch are held as long as no other comes.
             sample.add(inputs)
+            if self._rewarm is not None:
+                self._rewarm.at(epoch, number)
             if self.depth is not None:
                 self.depth.start_batch(inputs)
             for one in (self.trainee, self.twin):
@@ -421,6 +446,8 @@ class GrowthLoop:
 
     def _fork_twin(self) -> None:
         self.twin = self.trainee.fork(self._optimizer_of)
+        if self._rewarm is not None:
+            self._rewarm.warm(self.twin.optimizer)
         wake_copies(self.twin.garden)
         self._kept.fork()
 
@@ -438,6 +465,10 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def _score(evaluator: BatchEvaluator, garden: Garden) -> float:
+    return float(_values(evaluator, garden).mean())
+
+
+def _values(evaluator: BatchEvaluator, garden: Garden) -> Tensor:
     everything_on = torch.ones((1, len(garden.slot_names)), dtype=torch.bool)
     loss, correct = evaluator.measure(garden, everything_on)
-    return float(values_in_points(loss, correct).mean())
+    return values_in_points(loss, correct)[0]

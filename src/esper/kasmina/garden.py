@@ -18,12 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS
-from esper.kasmina.costs import (
-    RowCosts,
-    row_costs,
-    slot_costs,
-    with_copies,
-)
+from esper.kasmina.costs import RowCosts, row_costs, slot_costs, with_copies
 from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.governor import GradientSample, sample_gradients
 from esper.kasmina.lifecycle import Applied
@@ -132,13 +127,17 @@ class Garden(nn.Module):
     # -- what there is ---------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        """Return the garden in one line; `print(garden.model)` shows the host's modules."""
+        """Return the garden in one line."""
         slots = ", ".join(
             f"{name}: {view.blueprint} {view.stage.name.lower()}" if view.blueprint else name
             for name, view in self.slots.items()
         )
         size = f"{self.count_parameters():,} parameters"
         return f"Garden({type(self.model).__name__}, {size}, slots [{slots}])"
+
+    def __str__(self) -> str:
+        """Return the same line, and below it the modules of the host with what grew behind them."""
+        return f"{self!r}\n{self.model!r}"
 
     @property
     def slots(self) -> Mapping[str, SlotView]:

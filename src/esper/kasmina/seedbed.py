@@ -309,6 +309,9 @@ class Seedbed(nn.Module):
         alpha = float(state.alpha[0, index])
         before = slot.mode
         slot.algorithm = int(state.algorithm[0, index])
+        slot.stage = stage.name.lower()
+        if slot.seed is not None:
+            slot.blueprint = blueprint_by_id(int(state.blueprint[0, index])).name
         if stage is SeedStage.TRAINING:
             slot.mode = int(SlotMode.ISOLATE)
         elif stage in BLENDED_STAGES and alpha > 0:

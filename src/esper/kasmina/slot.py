@@ -144,6 +144,10 @@ class Slot(nn.Module):
     """
 
     alpha: Tensor
+    stage = ""
+    """The stage of the seed, in a word for people; empty without one."""
+    blueprint = ""
+    """What the seed was made by."""
 
     def __init__(
         self,
@@ -281,6 +285,16 @@ class Slot(nn.Module):
                 f"slot {self.name!r} got {len(h)} samples where {announced} were announced; "
                 "a model that regroups its batch is measured by a function evaluate(model)"
             )
+
+    def describe_seed(self) -> str:
+        """Return what has grown here, for people; empty without a seed."""
+        if self.seed is None:
+            return ""
+        size = sum(parameter.numel() for parameter in self.parameters())
+        return (
+            f"seed={self.blueprint} ({self.stage}, alpha {float(self.alpha):.2f}, "
+            f"{size:,} parameters)"
+        )
 
     def extra_repr(self) -> str:
         """Return what a printed model shows."""

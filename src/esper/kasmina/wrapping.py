@@ -63,10 +63,31 @@ class Guard:
             )
 
 
+_SHOWN = "extra_repr"
+
+
+class Shown:
+    """What a printed submodule shows: the same as ever, and the seed that grew behind it."""
+
+    def __init__(self, module: nn.Module, slot: Slot) -> None:
+        """Tell of the seed in a slot behind this module."""
+        self._module = module
+        self._slot = slot
+
+    def __call__(self) -> str:
+        """Return the extra line of the module; without a seed its own alone."""
+        own = type(self._module).extra_repr(self._module)
+        return ", ".join(filter(None, (own, self._slot.describe_seed())))
+
+
 def connect(model: nn.Module, slots: dict[str, Slot], whole: Whole) -> None:
     """Hang slots, by path, behind their submodules, and guards on all that hold them."""
     for path, slot in slots.items():
-        model.get_submodule(path).register_forward_hook(slot.attend, with_kwargs=True)
+        part = model.get_submodule(path)
+        part.register_forward_hook(slot.attend, with_kwargs=True)
+        # An owner's own line on this very object stays.
+        if _SHOWN not in part.__dict__:
+            part.__dict__[_SHOWN] = Shown(part, slot)
         pass_whole_batches(map(model.get_submodule, _upwards(path.rpartition(".")[0])))
     for name in dict.fromkeys(part for path in slots for part in _upwards(path)):
         below = [
@@ -79,6 +100,8 @@ def connect(model: nn.Module, slots: dict[str, Slot], whole: Whole) -> None:
 def disconnect(model: nn.Module) -> None:
     """Take every slot and every guard off a model."""
     for module in model.modules():
+        if isinstance(module.__dict__.get(_SHOWN), Shown):
+            del module.__dict__[_SHOWN]
         for hooks, kind in _hooks_of(module):
             for key in [key for key, hook in hooks.items() if isinstance(_owner(hook), kind)]:
                 del hooks[key]

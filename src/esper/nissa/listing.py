@@ -182,10 +182,15 @@ class RunEntry:
     planned: int | None = None
     unit: str | None = None
     """epochs or rounds."""
-    score: float | None = None
-    """Last validation score, in points; of a training run the mean of its last round."""
-    gain: float | None = None
-    """That score minus the waiting twin's."""
+    val_score: float | None = None
+    """Validation score, in points: the last, or that of the network that is kept; of a training run
+    the mean of its last round."""
+    val_gain: float | None = None
+    """That score minus the twin's validation score."""
+    test_score: float | None = None
+    """Score on the test split, measured once, when a growing run ends."""
+    test_gain: float | None = None
+    """That score minus the twin's test score."""
     created: float | None = None
     """Seconds since 1970."""
     age_s: float | None = None
@@ -287,10 +292,15 @@ def describe_store(folder: Path, connection: sqlite3.Connection) -> RunEntry:
         done=done,
         planned=run.rounds if is_training else run.epochs,
         unit="rounds" if is_training else "epochs",
-        score=score,
-        gain=None if score is None or twin is None else float(score - twin),
+        val_score=score,
+        val_gain=_difference(score, twin),
+        test_gain=_difference(run.test_score, run.twin_test_score),
         age_s=_age(folder),
     )
+
+
+def _difference(score: float | None, twin: float | None) -> float | None:
+    return None if score is None or twin is None else float(score - twin)
 
 
 def _number(value: Any) -> Any:

@@ -433,7 +433,7 @@ def test_a_network_without_stacks_is_refused() -> None:
 
 def test_what_it_says_of_itself() -> None:
     told = repr(deepen(epochs=5))
-    assert told.startswith("Deepened(GPT: val loss")
+    assert told.startswith("Deepened(GPT: validation loss")
     assert "4 of 4 blocks awake" in told
     assert "% of the static network's" in told
     assert told.endswith("epoch 5 of 5)")

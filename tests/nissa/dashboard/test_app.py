@@ -43,7 +43,7 @@ def test_every_run_is_listed_and_a_broken_one_says_why(client: TestClient) -> No
     assert set(found) == {"grown", "trained", "hostile", "broken"}
     assert found["broken"]["state"] == "damaged"
     assert "no SQLite database" in found["broken"]["note"]
-    assert found["grown"]["gain"] == 2.0
+    assert found["grown"]["val_gain"] == 2.0
 
 
 def test_a_broken_run_is_an_answer_and_not_a_crash(client: TestClient) -> None:

@@ -19,7 +19,7 @@ def test_a_run_tells_what_it_is(tmp_path: Path) -> None:
     assert told["run"]["task"] == "digits"
     assert told["settings"] == [["growth.epochs", 20]]
     assert told["progress"]["state"] == "finished"
-    assert told["progress"]["gain"] == 2.0
+    assert told["progress"]["val_gain"] == 2.0
     assert told["progress"]["eta_s"] is None
 
 

@@ -16,6 +16,7 @@ def test_test_split_is_told_where_it_was_used() -> None:
     figures = render_figures(outcome, summary, summary.seeds)
     for text in ("+1.39 points", "test split", "Score, validation", "+43.0 %", "1 of 2"):
         assert text in figures
+    assert figures.index("Test gain over the twin") < figures.index("Validation gain over the twin")
 
 
 def test_lead_tells_what_became_of_the_seeds() -> None:

@@ -41,7 +41,7 @@ def test_the_story_is_told(reader: Reader) -> None:
         "In 30 rounds (1,920 episodes, 115,200 decisions)",
         "above its waiting twin",
         "Written after round 30 of 30",
-        "Gain over the twin",
+        "Validation gain over the twin",
         "Explained variance",
         COMMAND,
         "fresh heads: blueprint, tempo",
@@ -103,7 +103,7 @@ def test_a_run_that_goes_on_says_so(tmp_path: Path) -> None:
 def test_a_run_without_twins_or_recorded_rows_has_no_gain(tmp_path: Path) -> None:
     folder = write_training(tmp_path / "run", rounds=3, with_twin=False, recorded_rows=0)
     page = report_run(folder).read_text()
-    assert "Gain over" not in page
+    assert "gain over" not in page
     assert "<h2>Decisions" not in page
 
 

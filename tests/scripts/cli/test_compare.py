@@ -33,6 +33,7 @@ def test_two_runs_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [cell.strip() for cell in rows["state"]] == ["finished", "interrupted"]
     assert [cell.strip() for cell in rows["epochs"]] == ["30", "7"]
     assert "from epoch" in rows["what grew"][0]
+    assert {"validation gain over the twin", "test gain over the twin"} <= rows.keys()
 
 
 def test_the_document_has_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,7 @@ def test_a_run_with_every_controller(controller: str, command: Command, tmp_path
     assert said.code == 0, said.err
     assert "Grown: digits" in said.out
     assert "twin (only waits)" in said.out
+    assert "gain over the twin" in said.out
     assert "report: run/report.html" in said.out
     assert "epoch 4/4" in said.err
     run = tmp_path / "run"

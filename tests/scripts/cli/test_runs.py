@@ -35,6 +35,38 @@ def test_runs_are_listed_with_their_state(
     assert "7/30 epochs" in said.out
 
 
+def test_a_gain_says_on_which_split_it_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+    with open_store(tmp_path / "one", run_row(), sinks=()) as store:
+        store.finish("finished", val_score=90.0, twin_val_score=89.72)
+    said = esper(capsys, "runs", "--root", ".")
+    assert "test" not in said.out
+    with open_store(tmp_path / "two", run_row(), sinks=()) as store:
+        store.finish(
+            "finished",
+            val_score=90.0,
+            twin_val_score=89.72,
+            test_score=88.0,
+            twin_test_score=88.83,
+        )
+    said = esper(capsys, "runs", "--root", ".")
+    names, second, *_ = [line for line in said.out.splitlines() if "┃" in line]
+    columns = [
+        " ".join((one.strip(), two.strip()))
+        for one, two in zip(names.split("┃"), second.split("┃"), strict=True)
+    ]
+    (row,) = [line for line in said.out.splitlines() if "two" in line]
+    cells = dict(zip(columns, map(str.strip, row.split("│")), strict=True))
+    assert (cells["val gain"], cells["test gain"]) == ("+0.28", "-0.83")
+    said = esper(capsys, "runs", "--root", ".", "--json")
+    (told,) = [run for run in json.loads(said.out)["runs"] if run["path"].endswith("two")]
+    assert round(told["val_gain"], 2) == 0.28
+    assert round(told["test_gain"], 2) == -0.83
+
+
 def test_the_document_has_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tell(tmp_path / "done", sinks=())
     with open_store(tmp_path / "going", run_row(epochs=60), sinks=()) as store:
@@ -53,7 +85,7 @@ def test_the_document_has_every_run(tmp_path: Path, capsys: pytest.CaptureFixtur
         60,
         "epochs",
     )
-    assert going["score"] == 70.5
+    assert going["val_score"] == 70.5
     assert going["age_s"] < 60
     assert runs["done"]["state"] == "finished"
 

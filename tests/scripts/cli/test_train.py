@@ -68,7 +68,7 @@ def test_a_run_leaves_its_folder_and_tells_what_was_learned(
     assert said.code == 0, said.err
     for text in (
         "Trained on digits_mlp: 2 rounds, 16 decisions",
-        "gain over the twin",
+        "validation gain over the twin",
         "explained variance",
         "policy: run/checkpoints/best",
         "report: run/report.html",
@@ -111,8 +111,8 @@ def test_the_other_commands_know_a_training_run(command: Command, tmp_path: Path
         2,
         "rounds",
     )
-    assert listed["score"] is not None
-    assert listed["gain"] is not None
+    assert listed["val_score"] is not None
+    assert listed["val_gain"] is not None
     rows = command("query", "runs/tiny", "SELECT round, return_mean FROM rounds", "--json")
     assert len(json.loads(rows.out)["rows"]) == 2
     assert command("report", "runs/tiny", "--out", "page.html").code == 0
@@ -319,7 +319,7 @@ def test_a_greedy_evaluation_is_part_of_what_is_told(command: Command) -> None:
     said = command(*TINY, "--rounds", 1, *asked, "--out", "run")
     assert said.code == 0, said.err
     assert "greedy: 2 episodes after round 1" in said.out
-    assert "greedy gain " in said.err
+    assert "greedy val gain " in said.err
     shown = command("train", "--resume", "--json", "--out", "run")
     document = json.loads(shown.out)
     assert document["report"] == "run/report.html"

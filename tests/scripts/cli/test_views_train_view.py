@@ -87,7 +87,7 @@ def test_a_terminal_shows_what_matters() -> None:
         "germinate 3",
     ):
         assert word in text
-    for word in ("gain over twin", "+1.000 points", "explained variance", "0.61", "KL", "94 %"):
+    for word in ("validation gain", "+1.000 points", "explained variance", "0.61", "KL", "94 %"):
         assert word in text
     assert "op 0.42 slot 0.9 blueprint 0.8 tempo 0.7 style –" in text
     assert "▁▂▄▆█" in text
@@ -98,7 +98,7 @@ def test_a_terminal_shows_what_matters() -> None:
 def test_without_a_terminal_there_are_plain_lines() -> None:
     lines = show(terminal=False).splitlines()
     assert lines[0].startswith(
-        "round 1/5  return -0.500  gain +0.000  fossilized 41 %  EV 0.61 (potential 0.41)"
+        "round 1/5  return -0.500  val gain +0.000  fossilized 41 %  EV 0.61 (potential 0.41)"
     )
     assert lines[0].endswith(" s")
     assert lines[-1].startswith("round 5/5  return -0.100")
@@ -141,7 +141,7 @@ def test_what_was_not_measured_is_a_dash() -> None:
 
 def test_a_greedy_evaluation_is_told_and_stays() -> None:
     evaluated = report(2, evaluation=SimpleNamespace(val_gain_mean=0.75))
-    assert "gain +0.500  greedy gain +0.750  fossilized" in round_line(evaluated)
+    assert "val gain +0.500  greedy val gain +0.750  fossilized" in round_line(evaluated)
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=120, color_system=None)
     with TrainView(console, 5, title="x") as view:

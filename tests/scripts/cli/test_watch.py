@@ -66,7 +66,7 @@ def test_the_rounds_of_a_training_are_told(
             store.write(RoundRow(round=number, return_mean=number - 0.5, gain_mean=1.25))
         store.finish("finished")
     said = esper(capsys, "watch", tmp_path / "trained")
-    assert "round 1  return -0.500  gain +1.25 points" in said.out
+    assert "round 1  return -0.500  validation gain +1.25 points" in said.out
     assert "round 2  return +0.500" in said.out
     assert "finished, 2 of 2 rounds" in said.out
 

@@ -46,14 +46,29 @@ GROWN = "grown"
 _MODEL = "model."
 
 
+def network_folder(path: Path) -> Path:
+    """Return where a run has its network: the finished one, or the best so far; else the path."""
+    places = (path / GROWN, path / "checkpoints" / "best")
+    return next((place for place in places if os.path.isdir(place)), path)
+
+
+def holds_seeds(state: Mapping[str, Any]) -> bool:
+    """Return whether the `state_dict` of a garden has weights beside those of its model."""
+    return any(not name.startswith((_MODEL, "_extra_state")) for name in state)
+
+
 def read_weights(source: str | Mapping[str, Any]) -> dict[str, Any]:
     """Return a state_dict: the one given, or what a file or the folder of a run holds."""
     if not isinstance(source, str):
         return dict(source)
     path = Path(source)
     if os.path.isdir(path):
-        place = path / GROWN if os.path.isdir(path / GROWN) else path
-        state, _ = read_garden(place)
+        state, _ = read_garden(network_folder(path))
+        if holds_seeds(state):
+            raise UsageError(
+                f"the network in {source} has seeds, which cannot be left out; give its plain "
+                "weights: torch.save(load_garden(folder, model=model).bake().state_dict(), FILE)"
+            )
         own = {name: value for name, value in state.items() if name.startswith(_MODEL)}
         return {name.removeprefix(_MODEL): value for name, value in own.items()}
     try:

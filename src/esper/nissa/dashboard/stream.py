@@ -120,7 +120,8 @@ def read_kind(run: StoredRun) -> str:
 def read_progress(run: StoredRun) -> dict[str, Any]:
     """Return how a run stands and how long it may still take."""
     entry = run.entry
-    names = ("state", "kind", "done", "planned", "unit", "score", "gain", "note", "age_s")
+    scores = ("val_score", "val_gain", "test_score", "test_gain")
+    names = ("state", "kind", "done", "planned", "unit", *scores, "note", "age_s")
     left = _time_left(run, entry) if entry.state == "running" else None
     return {**{name: getattr(entry, name) for name in names}, "eta_s": left}
 

@@ -151,12 +151,9 @@ def render_figures(
     history: Sequence[EpochRecord] = (),
 ) -> str:
     """Return the few numbers to remember, as tiles."""
-    tiles = []
-    if outcome.gain is not None:
-        tiles.append(("Gain over the twin", _gained(outcome), f"{outcome.split} split"))
-    tiles.append(_score_tile(outcome.split, outcome.score, outcome.twin))
+    tiles = _split_tiles(outcome.split, outcome.score, outcome.twin)
     if summary is not None and summary.test_score is not None:
-        tiles.append(_score_tile("validation", summary.val_score, summary.twin_val_score))
+        tiles += _split_tiles("validation", summary.val_score, summary.twin_val_score)
     for name, before, after in (
         ("Parameters", outcome.parameters_before, outcome.parameters_after),
         ("Operations per sample", outcome.flops_before, outcome.flops_after),
@@ -231,16 +228,18 @@ def _tell_score(outcome: Outcome) -> str:
     return f"{told}. Its parameters went from {format_count(before)} to {format_count(after)}."
 
 
-def _score_tile(split: str, score: float, twin: float | None) -> tuple[str, str, str]:
+def _split_tiles(split: str, score: float, twin: float | None) -> list[tuple[str, str, str]]:
+    """Return the gain and the score on one split as tiles; without a twin the score alone."""
     name, sign = ("Loss", -1) if is_loss(score) else ("Score", 1)
-    beside = "" if twin is None else f"twin {format_number(sign * twin)}"
-    return f"{name}, {split}", format_number(sign * score), beside
-
-
-def _gained(outcome: Outcome) -> str:
+    if twin is None:
+        return [(f"{name}, {split}", format_number(sign * score), "")]
     # With the score's own decimals, so that the two can be compared at a glance.
-    gain = format_number(outcome.gain, decimals=decimals_for(outcome.score), signed=True)
-    return f"{gain} (negative loss)" if is_loss(outcome.score) else f"{gain} points"
+    gain = format_number(score - twin, decimals=decimals_for(score), signed=True)
+    unit = "(negative loss)" if is_loss(score) else "points"
+    return [
+        (f"{split.capitalize()} gain over the twin", f"{gain} {unit}", f"{split} split"),
+        (f"{name}, {split}", format_number(sign * score), f"twin {format_number(sign * twin)}"),
+    ]
 
 
 def _change(before: int, after: int) -> str:

@@ -98,13 +98,13 @@ TRAINING_PANELS: tuple[Panel, ...] = (
     _rounds(
         "gain",
         LEARNING,
-        "Gain over the waiting twin",
+        "Validation gain over the waiting twin",
         Line("mean, 25 to 75 %", "gain_mean", low="gain_p25", high="gain_p75"),
         Line("median, 5 to 95 %", "gain_p50", low="gain_p05", high="gain_p95", is_dashed=True),
         Line("greedy", "eval_gain", is_joined=True),
         unit="points",
         reference=0.0,
-        note="Final score minus that of a network with the same start and data that only waited.",
+        note="Final validation score minus that of the same network when it only waits.",
     ),
     _rounds(
         "return",
@@ -121,7 +121,7 @@ TRAINING_PANELS: tuple[Panel, ...] = (
     _rounds(
         "score",
         LEARNING,
-        "Final score, grown and twin",
+        "Final validation score, grown and twin",
         Line("grown, mean", "score_mean"),
         Line("grown, best", "score_best", is_dashed=True),
         Line("twin, mean", "twin_mean"),

@@ -208,11 +208,15 @@ def render_training_tiles(record: TrainingRecord) -> str:
             tiles.append((name, text, more))
 
     gain = mean_of(late, "gain_mean")
-    add("Gain over the twin", gain, f"{format_number(gain, decimals=2, signed=True)} points")
+    add(
+        "Validation gain over the twin",
+        gain,
+        f"{format_number(gain, decimals=2, signed=True)} points",
+    )
     greedy = [row.eval_gain for row in record.rounds if row.eval_gain is not None]
     if greedy:
         told = f"{format_number(greedy[-1], decimals=2, signed=True)} points"
-        add("Gain, greedy", greedy[-1], told, "last evaluation")
+        add("Validation gain, greedy", greedy[-1], told, "last evaluation")
     add("Return", mean_of(late, "return_mean"), format_measure(mean_of(late, "return_mean")))
     kept = mean_of(late, "fossilization_rate")
     add("Early seeds fossilized", kept, format_share(kept))
@@ -269,7 +273,7 @@ def _tell_gain(rounds: Sequence[RoundRow]) -> str:
     if gain == 0:
         return "A network it grew ended level with its waiting twin."
     side = "above" if gain > 0 else "below"
-    return f"A network it grew ended {size} points {side} its waiting twin on average."
+    return f"A network it grew ended {size} validation points {side} its waiting twin on average."
 
 
 def _tell_seeds(rounds: Sequence[RoundRow]) -> str:

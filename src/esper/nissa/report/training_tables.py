@@ -282,7 +282,9 @@ def tell_episode(shown: ShownEpisode) -> str:
     else:
         parts.append(f"return {number_text(episode.episodic_return)}")
     if episode.gain is not None:
-        parts.append(f"gain {format_number(episode.gain, decimals=2, signed=True)} points")
+        parts.append(
+            f"validation gain {format_number(episode.gain, decimals=2, signed=True)} points"
+        )
     parts += _tell_seeds(episode)
     acted = sum(row.op != WAIT for row in shown.decisions)
     parts.append(f"{acted} of {counted(len(shown.decisions), 'decision')} acted")

@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from esper.leyline.errors import UsageError
-from esper.leyline.reasons import format_gain, format_stacks
+from esper.leyline.reasons import format_stacks
 from esper.leyline.records import (
     StackRecord,
     copy_fields,
@@ -24,7 +24,15 @@ from esper.nissa.folder import RunFolder
 from esper.nissa.listing import describe_run
 from esper.nissa.reader import open_run, read_history
 from esper.scripts.cli.main import Parser
-from esper.scripts.cli.output import answer, find_store, new_table, out_console, points, safe
+from esper.scripts.cli.output import (
+    answer,
+    find_store,
+    gain_text,
+    new_table,
+    out_console,
+    points,
+    safe,
+)
 from esper.scripts.cli.views import SHOWN, duration
 from esper.utils.settings import flat_settings
 
@@ -80,7 +88,7 @@ def print_training(sides: Sequence[Mapping[str, Any]]) -> None:
     for head in dict.fromkeys(head for side in sides for head in side["last"]["entropy"]):
         values = [side["last"]["entropy"].get(head) for side in sides]
         add(f"entropy, {head}", ["–" if value is None else f"{value:.2f}" for value in values])
-    add("gain, greedy policy, points", [_greedy(side["evaluation"]) for side in sides])
+    add("validation gain, greedy policy, points", [_greedy(side["evaluation"]) for side in sides])
     others = {key: values for key, values in differing(sides).items() if key not in _TOLD}
     if others:
         table.add_section()
@@ -219,7 +227,8 @@ def print_sides(sides: Sequence[Side]) -> None:
         "validation, twin": lambda side: points(side.twin_val_score),
         "test": lambda side: points(side.test_score),
         "test, twin": lambda side: points(side.twin_test_score),
-        "gain over the twin": _gain,
+        "validation gain over the twin": lambda s: gain_text(s.val_score, s.twin_val_score),
+        "test gain over the twin": lambda s: gain_text(s.test_score, s.twin_test_score),
         "parameters": lambda side: _sizes(side.parameters_before, side.parameters_after),
         "FLOPs": lambda side: _sizes(side.flops_before, side.flops_after),
         "blocks awake": lambda side: format_stacks(side.stacks) if side.stacks else "all",
@@ -249,15 +258,6 @@ def _count(value: int | None) -> str:
 
 def _sizes(before: int | None, after: int | None) -> str:
     return " → ".join(_count(size) for size in dict.fromkeys((before, after)))
-
-
-def _gain(side: Side) -> str:
-    """Return the gain on the test split, or on the validation split where there is no other."""
-    pairs = ((side.test_score, side.twin_test_score), (side.val_score, side.twin_val_score))
-    for split, (score, twin) in zip(("test", "validation"), pairs, strict=True):
-        if score is not None and twin is not None:
-            return f"{format_gain(score, twin)} ({split})"
-    return "–"
 
 
 def _training(side: Side) -> str:

@@ -108,7 +108,8 @@ def grow_live(options: argparse.Namespace, growth: Any) -> tuple[RunSummary, dic
         overwrite=True,
         command=f"esper {shlex.join(options.arguments)}",
     )
-    picture = grown.picture(Path(options.out) / PICTURE)
+    picture = Path(options.out) / PICTURE
+    grown.plot(picture)
     return grown.summary, {**document, "picture": str(picture)}
 
 

@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.leyline.errors import EsperError, UsageError
-from esper.leyline.reasons import format_score, round_number
+from esper.leyline.reasons import format_gain, format_score, round_number
 from esper.nissa.schema import AlarmRow
 
 _LONGEST_LINE = 900
@@ -178,6 +178,11 @@ def naming_resume(command: str) -> Iterator[None]:
 def points(value: float | None) -> str:
     """Return a score in points, or the loss that it is, or a dash."""
     return "–" if value is None else format_score(value)
+
+
+def gain_text(score: float | None, twin: float | None) -> str:
+    """Return how far a score is above the twin's on the same split, or a dash."""
+    return "–" if score is None or twin is None else format_gain(score, twin)
 
 
 # ---- What a person sees while a command runs

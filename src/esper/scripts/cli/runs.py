@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
+from esper.leyline.reasons import format_gain
 from esper.nissa.columns import storable_text
 from esper.nissa.listing import find_runs
 from esper.scripts.cli.main import Parser
@@ -17,7 +18,8 @@ from esper.scripts.cli.output import err_console, new_table, out_console, points
 
 _ROOT = "runs"
 
-_NUMBERS = ("progress", "val score", "gain", "written")
+_VALIDATION = ("val\nscore", "val\ngain")
+_TEST = ("test\nscore", "test\ngain")
 _STYLES = {"running": "cyan", "interrupted": "yellow", "finished": "green", "damaged": "red"}
 
 
@@ -58,8 +60,11 @@ def describe(entry: Any) -> dict[str, Any]:
 def print_table(entries: list[Any]) -> None:
     """Print runs as a table."""
     has_notes = any(entry.note for entry in entries)
-    columns = ("run", "state", "task", "controller", *_NUMBERS, *["note"] * has_notes)
-    table = new_table("Runs", columns, numbers=_NUMBERS, whole=("state", *_NUMBERS))
+    is_tested = any(entry.test_score is not None for entry in entries)
+    scores = (*_VALIDATION, *(_TEST if is_tested else ()))
+    numbers = ("progress", *scores, "written")
+    columns = ("run", "state", "task", "controller", *numbers, *["note"] * has_notes)
+    table = new_table("Runs", columns, numbers=numbers, whole=("state", *numbers))
     for column in table.columns:
         column.overflow = "fold"
     for entry in entries:
@@ -69,8 +74,13 @@ def print_table(entries: list[Any]) -> None:
             safe(_short(entry.task or "", 40)),
             safe(_short(entry.controller or "", 40)),
             _progress(entry),
-            points(entry.score),
-            "–" if entry.gain is None else f"{entry.gain:+.2f}",
+            points(entry.val_score),
+            _gain(entry.val_score, entry.val_gain),
+            *(
+                [points(entry.test_score), _gain(entry.test_score, entry.test_gain)]
+                if is_tested
+                else ()
+            ),
             _age(entry.age_s),
         ]
         table.add_row(*row, *[safe(_short(entry.note or "", 120))] * has_notes)
@@ -90,6 +100,10 @@ def _progress(entry: Any) -> str:
         return "–"
     done = "?" if entry.done is None else f"{entry.done:,}"
     return f"{done}/{entry.planned:,} {entry.unit}" if entry.planned else f"{done} {entry.unit}"
+
+
+def _gain(score: float | None, gain: float | None) -> str:
+    return "–" if score is None or gain is None else format_gain(score, score - gain)
 
 
 def _age(seconds: float | None) -> str:

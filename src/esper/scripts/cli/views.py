@@ -28,6 +28,7 @@ from esper.nissa.schema import AlarmRow
 from esper.scripts.cli.output import (
     LiveView,
     alarm_line,
+    gain_text,
     new_table,
     out_console,
     points,
@@ -162,6 +163,9 @@ def print_grown(grown: Grown, document: dict[str, Any]) -> None:
         if summary.twin_val_score is not None:
             add("twin (only waits)", *before, *twins)
         add("grown", *after, *scores)
+    if summary.twin_val_score is not None:
+        gains = (gain_text(*pair) for pair in zip(scores, twins, strict=True))
+        result.add_row("gain over the twin", "", "", *gains)
     console.print(result)
     if isinstance(grown, Deepened):
         _print_depth(console, grown)
@@ -172,7 +176,7 @@ def print_grown(grown: Grown, document: dict[str, Any]) -> None:
     if len(grown.best_by_size) > 1:
         console.print(_size_table(grown))
     tell(console, describe_kept(summary))
-    for line in grown.why:
+    for line in (*grown.why, *filter(None, [grown.static_warning])):
         tell(console, line)
     tell(console, f"report: {document['report']}")
     if document["exported"]:
@@ -349,11 +353,13 @@ class TrainView(LiveView):
         table.add_row("return", signed(report.return_mean), sparkline(self._returns))
         if report.gain_mean is not None:
             gain = f"{signed(report.gain_mean)} points"
-            table.add_row("gain over twin", gain, sparkline(self._gains))
+            table.add_row("validation gain", gain, sparkline(self._gains))
         if self._evaluated is not None:
             after, greedy = self._evaluated
             table.add_row(
-                "greedy gain", f"{signed(greedy)} points", f"after round {round_number(after)}"
+                "greedy validation gain",
+                f"{signed(greedy)} points",
+                f"after round {round_number(after)}",
             )
         for name, value, text in (
             ("explained_variance", report.explained_variance, number(report.explained_variance)),
@@ -412,9 +418,9 @@ def phase_line(progress: Progress) -> str:
     if progress.active:
         parts.append(f"{progress.active} rows")
     if progress.score_mean is not None:
-        parts.append(f"score {progress.score_mean:.2f}")
+        parts.append(f"validation score {progress.score_mean:.2f}")
     if progress.gain_mean is not None:
-        parts.append(f"gain {progress.gain_mean:+.2f}")
+        parts.append(f"validation gain {progress.gain_mean:+.2f}")
     acted = {op: count for op, count in progress.op_counts.items() if op != "WAIT" and count}
     if acted:
         parts.append(" ".join(f"{op.lower()} {count}" for op, count in acted.items()))
@@ -446,7 +452,7 @@ def print_trained(console: Console, document: dict[str, Any]) -> None:
     if greedy is not None:
         gain = _text(greedy["gain"], "{:+.2f}")
         told = f"{greedy['episodes']} episodes after round {round_number(greedy['round'])}"
-        table.add_row("gain, greedy policy, points", "–", gain)
+        table.add_row("validation gain, greedy policy, points", "–", gain)
         table.caption, table.caption_justify = f"greedy: {told}", "left"
     console.print(table)
     if _is_paid_for_nothing(last):
@@ -461,7 +467,7 @@ def print_trained(console: Console, document: dict[str, Any]) -> None:
 
 SHOWN = (
     ("return_mean", "return", "{:+.3f}"),
-    ("gain_mean", "gain over the twin, points", "{:+.2f}"),
+    ("gain_mean", "validation gain over the twin, points", "{:+.2f}"),
     ("germinations", "seeds an episode", "{:.2f}"),
     ("fossilization_rate", "early seeds fossilized", "{:.0%}"),
     ("wait_share_free", "WAIT on free decisions", "{:.0%}"),

@@ -11,7 +11,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from esper.leyline.errors import UsageError
-from esper.leyline.reasons import round_number
+from esper.leyline.reasons import format_gain, format_score, is_loss, round_number
 from esper.nissa.listing import RunEntry, describe_run
 from esper.nissa.reader import StoredRun, open_run, read_history
 from esper.nissa.schema import AlarmRow
@@ -75,10 +75,14 @@ def _view_of(entry: RunEntry, console: Console) -> _StoredGrowth | _RoundsView:
 
 def _ending(entry: RunEntry) -> str:
     parts = [f"{entry.path}: {entry.state}, {entry.done or 0} of {entry.planned} {entry.unit}"]
-    if entry.score is not None:
-        parts.append(f"validation score {entry.score:.2f}")
-    if entry.gain is not None:
-        parts.append(f"{entry.gain:+.2f} over the twin")
+    for split, score, gain in (
+        ("validation", entry.val_score, entry.val_gain),
+        ("test", entry.test_score, entry.test_gain),
+    ):
+        if score is not None:
+            name = "" if is_loss(score) else "score "
+            over = "" if gain is None else f", {format_gain(score, score - gain)} over the twin"
+            parts.append(f"{split} {name}{format_score(score)}{over}")
     if entry.note:
         parts.append(entry.note)
     if entry.state == "interrupted":
@@ -128,8 +132,8 @@ class _RoundsView(LiveView):
         shown = self._rounds[-_SPARKS:]
         for name, values in (
             ("return", [row.return_mean for row in shown]),
-            ("gain over twin, points", [row.gain_mean for row in shown]),
-            ("score, points", [row.score_mean for row in shown]),
+            ("validation gain, points", [row.gain_mean for row in shown]),
+            ("validation score, points", [row.score_mean for row in shown]),
         ):
             known = [value for value in values if value is not None]
             if known:
@@ -140,7 +144,7 @@ class _RoundsView(LiveView):
 def _told(row: RoundRow) -> str:
     parts = [f"return {row.return_mean:+.3f}"] if row.return_mean is not None else []
     if row.gain_mean is not None:
-        parts.append(f"gain {row.gain_mean:+.2f} points")
+        parts.append(f"validation gain {row.gain_mean:+.2f} points")
     if row.wait_share_free is not None:
         parts.append(f"WAIT {100 * row.wait_share_free:.0f} % of free decisions")
     return "  ".join(parts)

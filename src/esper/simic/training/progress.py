@@ -333,9 +333,9 @@ def round_line(report: RoundReport) -> str:
     """Return a finished round in one line."""
     parts = [f"return {signed(report.return_mean)}"]
     if report.gain_mean is not None:
-        parts.append(f"gain {signed(report.gain_mean)}")
+        parts.append(f"val gain {signed(report.gain_mean)}")
     if report.evaluation is not None:
-        parts.append(f"greedy gain {signed(report.evaluation.val_gain_mean)}")
+        parts.append(f"greedy val gain {signed(report.evaluation.val_gain_mean)}")
     parts += [
         f"fossilized {share(report.fossilization_rate)}",
         f"EV {number(report.explained_variance)}{_beside(report.potential_share)}",

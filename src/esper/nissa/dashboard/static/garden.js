@@ -102,7 +102,7 @@ export class Garden {
     const parts = stacks.length ? [] : [`${seeds.length} ${seeds.length === 1 ? "seed" : "seeds"} germinated`, `${seeds.filter((seed) => seed.fate === "fossilized").length} kept`];
     if (episode) {
       if (episode.task) parts.unshift(`${episode.task}${isNumber(episode.env_seed) ? `, seed ${episode.env_seed}` : ""}`);
-      if (isNumber(episode.gain)) parts.push(`gain ${signed(episode.gain)} points`);
+      if (isNumber(episode.gain)) parts.push(`validation gain ${signed(episode.gain)} points`);
       if (isNumber(episode.episodic_return)) parts.push(`return ${number(episode.episodic_return)}`);
       if (episode.rollback_reason) parts.push(`rolled back: ${words(episode.rollback_reason)}`);
     }

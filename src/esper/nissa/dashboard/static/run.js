@@ -76,15 +76,22 @@ function drawTop() {
 function tellGrowing({ run, progress }) {
   const stacks = garden?.data?.stacks ?? [];
   if (stacks.length) {
-    const gain = isNumber(progress.gain) ? ` Its score is ${points(Math.abs(progress.gain))} ${progress.gain >= 0 ? "above" : "below"} that of its twin, the static network whose blocks are all awake from the first step.` : "";
+    const gain = tellGain(progress, "the static network whose blocks are all awake from the first step");
     return `The rule ${run.controller} ${progress.state === "running" ? "deepens" : "deepened"} a network on ${run.task ?? "a model"}. ${stacks.map(tellStack).join("; ")}.${gain}`;
   }
   const kept = garden?.data ? garden.data.seeds.filter((seed) => seed.fate === "fossilized").length : null;
   const who = run.controller ? `The controller ${run.controller}` : "A controller";
   const what = `${who} ${progress.state === "running" ? "grows" : "grew"} a network on ${run.task ?? "a model"}`;
   const grown = kept === null ? "" : kept ? `: ${kept} ${kept === 1 ? "seed was" : "seeds were"} kept so far` : ": nothing was kept so far";
-  const gain = isNumber(progress.gain) ? ` Its score is ${points(Math.abs(progress.gain))} points ${progress.gain >= 0 ? "above" : "below"} that of its twin, which had the same start and data and only waits.` : "";
+  const gain = tellGain(progress, "which had the same start and data and only waits");
   return `${what}${progress.state === "finished" ? grown.replace(" so far", "") : grown}.${gain}`;
+}
+
+function tellGain(progress, which) {
+  const side = (gain) => `${points(Math.abs(gain))} ${gain >= 0 ? "above" : "below"}`;
+  if (!isNumber(progress.val_gain)) return "";
+  const test = isNumber(progress.test_gain) ? `; on the test split it is ${side(progress.test_gain)} the twin's` : "";
+  return ` Its validation score is ${side(progress.val_gain)} that of its twin, ${which}${test}.`;
 }
 
 function tellTraining(run) {
@@ -92,7 +99,7 @@ function tellTraining(run) {
   const last = latest(run, "rounds", "gain_mean");
   const begin = `A controller ${info.progress.state === "running" ? "learns" : "was trained"} on ${info.run.task ?? "its tasks"}, ${count(info.run.rows)} networks a round.`;
   if (!isNumber(last)) return `${begin} No round is over yet.`;
-  return `${begin} In the last round a network it grew ended ${points(Math.abs(last))} points ${last >= 0 ? "above" : "below"} its waiting twin on average.`;
+  return `${begin} In the last round a network it grew ended ${points(Math.abs(last))} validation points ${last >= 0 ? "above" : "below"} its waiting twin on average.`;
 }
 
 function latest(run, table, column) {
@@ -111,16 +118,18 @@ function tiles(run) {
   const time = [progress.state === "running" ? "Time left" : "Time", progress.state === "running" ? duration(progress.eta_s) : duration(row.seconds)];
   const done = ["Progress", progress.planned ? `${count(progress.done ?? 0)} of ${count(progress.planned)}` : count(progress.done), progress.unit];
   if (row.kind === "train") {
-    return [done, time, ["Gain over the twin", signed(latest(run, "rounds", "gain_mean")), "points, last round"], ["Gain, greedy", signed(latest(run, "rounds", "eval_gain")), "points, last evaluation"],
+    return [done, time, ["Validation gain over the twin", signed(latest(run, "rounds", "gain_mean")), "points, last round"], ["Validation gain, greedy", signed(latest(run, "rounds", "eval_gain")), "points, last evaluation"],
       ["Return", number(latest(run, "rounds", "return_mean")), "last round"], ["Explained variance", number(latest(run, "updates", "explained_variance")), explainedBeside(latest(run, "updates", "potential_share"))],
       ["KL of the update", number(latest(run, "updates", "approx_kl")), "nats"], ["Speed", number(latest(run, "rounds", "steps_per_s")), "decisions a second"]];
   }
   const parameters = row.parameters ?? (latest(run, "epochs", "growth") && row.host_parameters ? Math.round(latest(run, "epochs", "growth") * row.host_parameters) : null);
   const flops = row.flops ?? (latest(run, "epochs", "operations") && row.host_flops ? Math.round(latest(run, "epochs", "operations") * row.host_flops) : null);
   const more = (now, before) => (isNumber(now) && isNumber(before) && before ? `${signed((100 * (now - before)) / before, 1)} % on the host's ${count(before)}` : "");
-  const isTested = isNumber(row.test_score);
-  return [done, time, [isTested ? "Test score" : "Validation score", points(isTested ? row.test_score : progress.score), isTested && isNumber(row.twin_test_score) ? `twin ${points(row.twin_test_score)}` : ""],
-    ["Gain over the twin", signed(isTested && isNumber(row.twin_test_score) ? row.test_score - row.twin_test_score : progress.gain), isTested ? "points, test" : "points, validation"],
+  const beside = (score, gain) => (isNumber(score) && isNumber(gain) ? `twin ${points(score - gain)}` : "");
+  return [done, time, ["Test score", points(progress.test_score), beside(progress.test_score, progress.test_gain)],
+    ["Test gain over the twin", signed(progress.test_gain), "points"],
+    ["Validation score", points(progress.val_score), beside(progress.val_score, progress.val_gain)],
+    ["Validation gain over the twin", signed(progress.val_gain), "points"],
     ["Parameters", count(parameters), more(parameters, row.host_parameters)], ["Operations a sample", count(flops), more(flops, row.host_flops)],
     ...depthTiles(run)];
 }

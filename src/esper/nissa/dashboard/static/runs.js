@@ -41,7 +41,7 @@ function draw() {
   if (!runs.length)
     return show(place, h("p", { class: "empty" }, "There are no runs here yet. Start one with ", h("code", null, "esper grow --task digits --out runs/first"), "; it appears by itself."));
   if (!found.length) return show(place, h("p", { class: "empty" }, "No run matches the filter."));
-  const columns = [["choose", "pick"], ["run", ""], ["state", ""], ["task", ""], ["controller", ""], ["progress", ""], ["score", "number"], ["gain", "number"], ["written", "number"]];
+  const columns = [["choose", "pick"], ["run", ""], ["state", ""], ["task", ""], ["controller", ""], ["progress", ""], ["validation score", "number"], ["validation gain", "number"], ["test gain", "number"], ["written", "number"]];
   show(place, h("section", { class: "group" }, table("Runs", columns, found.map((run) => [
     run.state === "damaged" ? "" : h("input", {
       type: "checkbox", "data-run": run.name, "aria-label": `Choose ${run.name}`, checked: chosen.has(run.name),
@@ -51,7 +51,7 @@ function draw() {
       ? [h("strong", null, run.name), h("div", { class: "note" }, run.note)]
       : [h("a", { href: address([run.name]) }, run.name), run.note && h("div", { class: "note" }, run.note)],
     h("span", { class: `badge ${run.state}` }, run.state),
-    run.task ?? "", run.controller ?? (run.kind ? words(run.kind) : ""), progress(run), points(run.score), signed(run.gain),
+    run.task ?? "", run.controller ?? (run.kind ? words(run.kind) : ""), progress(run), points(run.val_score), signed(run.val_gain), signed(run.test_gain),
     run.age_s === null ? "" : `${duration(run.age_s)} ago`,
   ]), { classes: "runs-table" })));
   if (focused) for (const box of place.querySelectorAll("input")) if (box.dataset.run === focused) box.focus();

@@ -1,0 +1,338 @@
+"""A grown network against a static one of the same size, trained from scratch by the same recipe.
+
+The static network has what grew at full amplitude from the first step. Data, epochs, optimizer,
+schedule and seed are those of the growing run, and so is the rule by which an epoch is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from esper.growth.gardener import Gardener
+from esper.growth.request import GrowRequest
+from esper.kasmina.contribution import Estimate, standard_error
+from esper.kasmina.garden import Garden
+from esper.kasmina.slots.placement import place_nothing
+from esper.kasmina.state import SlotState, empty_state
+from esper.leyline.errors import UsageError, told_of
+from esper.leyline.reasons import format_score, is_loss
+from esper.leyline.records import DecisionRecord, EpochRecord, RunSummary, depth_decision
+from esper.leyline.stages import SeedStage
+
+if TYPE_CHECKING:
+    from esper.growth.grown import Grown
+    from esper.growth.run import GrowthLoop
+
+
+class StaticGardener(Gardener):
+    """Measures a network without slots: there is nothing to decide."""
+
+    def _decide(self, signals: Any, before_action: Any) -> DecisionRecord:
+        return depth_decision("WAIT")
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What a run was asked for, with model, optimizer and schedule as they were before it."""
+
+    request: GrowRequest
+    problem: str = ""
+    """Why the model could not be copied; empty where it was."""
+
+    @classmethod
+    def of(cls, request: GrowRequest) -> Recipe:
+        """Copy, into main memory, what training is about to change."""
+        model = request.model
+        # Twice the model may not fit on its device.
+        memo: dict[int, Any] = {
+            id(tensor): _in_main_memory(tensor)
+            for tensor in (*model.parameters(), *model.buffers())
+            if tensor.device.type != "cpu"
+        }
+        try:
+            return cls(_copied(request, memo))
+        except Exception as error:  # a model of somebody's own may refuse in any way
+            return cls(request, told_of(error))
+
+    def again(self) -> GrowRequest:
+        """Return the request with a model to train from the beginning.
+
+        Raises:
+            UsageError: It cannot be repeated.
+        """
+        if self.problem:
+            raise UsageError(
+                f"the model could not be copied before it was trained ({self.problem}); give a "
+                "fresh one: grown.compare_static(model)"
+            )
+        request = _copied(self.request, {})
+        if isinstance(request.scheduler, LRScheduler):
+            _track_steps(request.scheduler.optimizer)
+        return request
+
+
+def _copied(request: GrowRequest, memo: dict[int, Any]) -> GrowRequest:
+    """Return a request whose model, and optimizer and schedule of that model, are copies."""
+    own: dict[str, Any] = {
+        name: value
+        for name in ("model", "optimizer", "scheduler")
+        if isinstance(value := getattr(request, name), nn.Module | Optimizer | LRScheduler)
+    }
+    # Together: what one of them holds of another must be the copy's.
+    return replace(request, **copy.deepcopy(own, memo))
+
+
+def _track_steps(optimizer: Optimizer) -> None:
+    """Let a schedule see the steps of an optimizer that was copied: PyTorch warns where it cannot.
+
+    A schedule wraps `optimizer.step` when it is made, and a copy goes without the wrapper.
+    """
+    step = optimizer.step
+
+    @functools.wraps(step)
+    def tracked(*args: Any, **kwargs: Any) -> Any:
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        return step(*args, **kwargs)
+
+    tracked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = tracked  # type: ignore[method-assign]
+
+
+def _in_main_memory(tensor: Tensor) -> Tensor:
+    copied = tensor.detach().to("cpu", copy=True)
+    if isinstance(tensor, nn.Parameter):
+        copied = nn.Parameter(copied, requires_grad=tensor.requires_grad)
+    copied.__dict__.update(tensor.__dict__)
+    return copied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticComparison:
+    """A grown network and a static one, measured on the same validation data."""
+
+    model: nn.Module
+    """The static network, trained."""
+    grown: RunSummary
+    """How the growing run ended."""
+    static: RunSummary
+    """How the static one did."""
+    val_difference: Estimate
+    """Validation score of the grown network minus that of the static one, over the same samples."""
+    compute: float
+    """Training FLOPs of the growing run as a share of the static one's."""
+
+    @property
+    def better(self) -> str:
+        """Which is better by more than two standard errors: 'grown', 'static' or 'neither'."""
+        value, se = self.val_difference.value, self.val_difference.se
+        if abs(value) > 2 * se:
+            return "grown" if value > 0 else "static"
+        return "neither"
+
+    def __str__(self) -> str:
+        """Say in one line which is better, by how much, and what both took."""
+        unit = "of loss" if is_loss(self.grown.val_score) else "points"
+        size = Estimate(abs(self.val_difference.value), self.val_difference.se)
+        told = {
+            "grown": "The grown network is better",
+            "static": "The static network is better",
+            "neither": "Neither is clearly better",
+        }[self.better]
+        lead = ": the difference is" if self.better == "neither" else " by"
+        line = (
+            f"{told}{lead} {str(size).removeprefix('+')} {unit} on the validation data (grown "
+            f"{format_score(self.grown.val_score)}, static {format_score(self.static.val_score)})"
+        )
+        if self.grown.test_score is not None and self.static.test_score is not None:
+            line += (
+                f"; on the test data grown {format_score(self.grown.test_score)}, static "
+                f"{format_score(self.static.test_score)}"
+            )
+        sizes = dict.fromkeys((self.grown.parameters_after, self.static.parameters_after))
+        counts = " and ".join(f"{size:,}" for size in sizes)
+        return (
+            f"{line}; {counts} parameters; growing took {100 * self.compute:.0f} % of the "
+            "static network's training FLOPs."
+        )
+
+    def __repr__(self) -> str:
+        """Return the same line."""
+        return f"StaticComparison({self})"
+
+
+def compare_static(
+    grown: Grown, model: nn.Module | None = None, *, progress: bool | None = None
+) -> StaticComparison:
+    """Train a static network by the recipe of a growing run and compare both.
+
+    Args:
+        grown: the network that grew, with the recipe of its run.
+        model: another network to train, as it is; by default the grown architecture from scratch.
+        progress: show every epoch; by default where somebody watches.
+    """
+    from esper.growth.grow import EpochProgress, is_shown
+    from esper.growth.run import GrowthLoop
+
+    recipe, ended = grown.recipe, grown.summary
+    if recipe is None:
+        raise UsageError("this network has no recipe of its run; it is there after esper.grow(...)")
+    is_own_twin = model is None and bool(ended.stacks) and ended.twin_val_score is not None
+    request = _static_request(grown, recipe, model)
+    loop = GrowthLoop(request)
+    garden = loop.garden
+    if is_own_twin:
+        # The twin of a deepened network is the static one; nothing is trained again.
+        assert grown.twin is not None
+        garden = Garden(grown.twin, place_nothing(grown.twin, grown.example_input))
+        static = replace(
+            ended,
+            val_score=ended.twin_val_score,  # type: ignore[arg-type]
+            test_score=ended.twin_test_score,
+            parameters_after=garden.count_parameters(),
+            flops_after=garden.host_flops,
+        )
+    else:
+        watcher = EpochProgress(ended.epochs) if is_shown(progress) else None
+        for record in loop.epochs():
+            if watcher is not None:
+                watcher.show(record)
+            if record.epoch >= ended.epochs:
+                loop.stop("it was trained for as many epochs as the grown one")
+        static = loop.finish().summary
+    return StaticComparison(
+        model=garden if garden.slot_names else garden.model,
+        grown=ended,
+        static=static,
+        val_difference=paired_difference(loop, grown._garden, garden),
+        compute=_compute(grown, static),
+    )
+
+
+def paired_difference(loop: GrowthLoop, one: Garden, other: Garden) -> Estimate:
+    """Return how far a network's validation score is above another's, over the same samples."""
+    difference = loop.val_values(one) - loop.val_values(other)
+    return Estimate(float(difference.mean()), float(standard_error(difference[None])))
+
+
+def _static_request(grown: Grown, recipe: Recipe, model: nn.Module | None) -> GrowRequest:
+    """Return what trains the static network."""
+    if hasattr(recipe.request.train, "__next__"):
+        raise UsageError(
+            "train was an iterator, which cannot be read again; grow with an object that can be "
+            "iterated anew, such as a DataLoader, to compare"
+        )
+    garden, placed, planted = grown._garden, None, None
+    if model is not None:
+        request = replace(recipe.request, model=model, name=type(model).__name__)
+        if isinstance(request.optimizer, Optimizer) or isinstance(request.scheduler, LRScheduler):
+            raise UsageError(
+                "the run had an optimizer of its own model; to train another model, grow with a "
+                "function of parameters: optimizer=torch.optim.AdamW"
+            )
+    else:
+        request = recipe.again()
+        if not grown.summary.stacks:
+            placed, planted = garden.placed, at_full_amplitude(garden.state)
+            if not bool(planted.occupied.any()):
+                raise UsageError("nothing grew: the network itself is the static one of its size")
+    device = next(garden.parameters()).device
+    if placed is None:
+        example = grown.example_input
+        placed = place_nothing(request.model.to(device), example)
+    return replace(
+        request,
+        placed=placed,
+        planted=planted,
+        controller="wait",
+        device=device,
+        config=request.config.replace(twin=False, deepen=None, patience=0),
+    )
+
+
+def at_full_amplitude(state: SlotState) -> SlotState:
+    """Return the state of a garden that has had what grew in another one from the beginning."""
+    grown = state.has_module & (state.alpha > 0)
+    amplitude = torch.where(state.alpha_target > 0, state.alpha_target, state.alpha)
+    return empty_state(*state.stage.shape).where(
+        grown,
+        stage=int(SeedStage.FOSSILIZED),
+        blueprint=state.blueprint,
+        algorithm=state.algorithm,
+        ramp=state.ramp,
+        tempo=state.tempo,
+        blend_target=amplitude,
+        alpha=amplitude,
+        alpha_start=amplitude,
+        alpha_target=amplitude,
+    )
+
+
+def _compute(grown: Grown, static: RunSummary) -> float:
+    """Return the training FLOPs of a growing run as a share of those of a static network."""
+    ended = grown.summary
+    if ended.training_flops and ended.static_flops:
+        return ended.training_flops / ended.static_flops
+    spent = sum(record.flops for record in grown.history)
+    return spent / (len(grown.history) * static.flops_after)
+
+
+# ---- Whether a static network is likely to do as well
+
+
+_EARLY = 0.25
+"""Share of a run by whose end all growth is over where a static network would train alike."""
+
+
+def static_warning(
+    history: Sequence[EpochRecord],
+    summary: RunSummary,
+    val_gain: Estimate | None,
+    all_off: Estimate,
+) -> str:
+    """Return that a static network of the same size is likely to do as well; else nothing.
+
+    Args:
+        history: all epochs of the run.
+        summary: how it ended.
+        val_gain: validation score minus the twin's; None where no twin was trained.
+        all_off: what the network would lose without all that grew.
+    """
+    if summary.stacks or summary.parameters_after <= summary.parameters_before:
+        # Blocks wake to save compute; a network in which nothing grew is a static one.
+        return ""
+    reason = ""
+    if val_gain is not None and not val_gain.value > 2 * val_gain.se:
+        reason = f"the validation gain over the twin is {val_gain}"
+    elif val_gain is None and not all_off.value > 2 * all_off.se:
+        lost = str(all_off).removeprefix("+")
+        reason = f"without all that grew the validation score would fall by {lost} only"
+    elif (grown_by := _grown_by(history, summary)) <= _EARLY * summary.epochs:
+        reason = (
+            f"all that grew was in place by epoch {grown_by} of {summary.epochs}, and a static "
+            "network trains in the same way from then on"
+        )
+    if not reason:
+        return ""
+    return (
+        f"A static network of the same size ({summary.parameters_after:,} parameters) is likely "
+        f"to do as well: {reason}; grown.compare_static() trains one."
+    )
+
+
+def _grown_by(history: Sequence[EpochRecord], summary: RunSummary) -> int:
+    """Return the first epoch from which no seed's amplitude changes any more."""
+    kept = [one for one in history if one.epoch <= summary.kept_epoch] or list(history)
+    last = {slot.name: slot.alpha for slot in kept[-1].slots}
+    for one in reversed(kept):
+        if {slot.name: slot.alpha for slot in one.slots} != last:
+            return one.epoch + 1
+    return kept[0].epoch
