@@ -342,12 +342,8 @@ class LearnedController:
             return ()
         waited = (last.step.op == LifecycleOp.WAIT) & last.could_germinate
         chances = last.step.op_chances[:, LifecycleOp.GERMINATE]
-        return [
-            self._why_waited(row, chance) if has_waited else ""
-            for row, (has_waited, chance) in enumerate(
-                zip(waited.tolist(), chances.tolist(), strict=True)
-            )
-        ]
+        pairs = enumerate(zip(waited.tolist(), chances.tolist(), strict=True))
+        return [self._why_waited(row, chance) if has else "" for row, (has, chance) in pairs]
 
     def _why_waited(self, row: int, chance: float) -> str:
         assert self._last is not None
