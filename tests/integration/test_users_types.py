@@ -217,15 +217,17 @@ def test_a_one_cycle_schedule_runs_beside_a_twin() -> None:
 
 def test_a_frozen_model_is_grown_by_adapters_alone() -> None:
     x, y = data()
-    batches = loaders(x, y)
+    # A score that any change of an output shows in: a seed without effect would be dropped.
+    batches = loaders(x, nn.functional.one_hot(y, 2).float())
     model = net()
     model.requires_grad_(False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    grown = grow(model, batches, batches, optimizer=lambda p: SGD(p, 0.1), keep="last")
+    how = {"optimizer": lambda p: SGD(p, 0.1), "keep": "last", "loss": "regression"}
+    grown = grow(model, batches, batches, **how)
     after = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     assert same(after, before)
     slot = grown.model.slots["0"]
-    assert slot.stage is SeedStage.BLENDING
+    assert (slot.stage, slot.alpha) == (SeedStage.HOLDING, 1.0)
     assert grown.summary.parameters_before == 0
     assert grown.summary.parameters_after == slot.parameters > 0
     moved = [p for p in grown.model.slot_parameters("0") if p.abs().sum() > 0]

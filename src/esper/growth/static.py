@@ -306,8 +306,10 @@ def static_warning(
         val_gain: validation score minus the twin's; None where no twin was trained.
         all_off: what the network would lose without all that grew.
     """
-    if summary.stacks or summary.parameters_after <= summary.parameters_before:
-        # Blocks wake to save compute; a network in which nothing grew is a static one.
+    before, after = summary.parameters_before, summary.parameters_after
+    if summary.stacks or not before < after or not before:
+        # Blocks wake to save compute, a network in which nothing grew is a static one, and whoever
+        # has frozen a model does not want another.
         return ""
     reason = ""
     if val_gain is not None and not val_gain.value > 2 * val_gain.se:
