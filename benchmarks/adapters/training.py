@@ -21,7 +21,7 @@ ARMS = ("peft", "esper", "placed", "uniform", "full", "head")
 uniform: Esper's own pairs at uniform rank. full: every parameter. head: a new head alone."""
 
 FIRST_RATES = {"full": 1e-3, "head": 1e-2}
-RATE = 3e-3
+RATE = 8e-3
 """The middle of the first three rates that are tried for adapters."""
 FACTOR = 2.0
 """From one rate of the grid to the next."""

@@ -11,15 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.growth.adapters.carrying import check_held, inner_optimizers, resize_state, swap
+from esper.growth.adapters.carrying import check_held, inner_optimizers, swap
 from esper.growth.adapters.measuring import GradientSums, Use
-from esper.growth.adapters.placement import (
-    AdaptConfig,
-    Offer,
-    allocate,
-    components_of,
-    shares,
-)
+from esper.growth.adapters.placement import AdaptConfig, Planner
 from esper.growth.adapters.weights import AdaptedWeight, check_bare, find_weights, inside_peft
 from esper.growth.depth.blocks import world_size
 from esper.leyline.errors import CheckpointError, UsageError
@@ -90,9 +84,14 @@ class Adapt:
         self._sums: GradientSums | None = None
         self._use: Use | None = None
         self._pending: list[int] = []
+        self._seed = 0
+        self._planner: Planner | None = None
         if rank is not None:
             self._place_evenly(rank)
             return
+        # Random directions neither draw from the caller's stream nor depend on it when resumed.
+        self._seed = torch.initial_seed()
+        self._planner = Planner(self._weights, budget, self.config, self._seed)
         least = min(one.cost for one in self._weights.values())
         if budget < least:
             raise UsageError(
@@ -118,7 +117,7 @@ class Adapt:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """Every placement: the step after which it happened, ranks opened and closed by weight."""
+        """Every placement: its step, and components opened, settled and dropped, by weight."""
         return [dict(event) for event in self._history]
 
     @property
@@ -144,8 +143,7 @@ class Adapt:
         """Yield what trains: modules named by `trainable`, then the pair of every weight."""
         yield from self._own_parameters().values()
         for one in self._weights.values():
-            yield one.pair.A
-            yield one.pair.B
+            yield from (getattr(one.pair, key) for key in one.pair.trained)
 
     def __repr__(self) -> str:
         placed = f"{self.count_parameters():,} of {self._budget:,} parameters in adapters"
@@ -279,8 +277,9 @@ class Adapt:
             "is_placed": self._is_placed,
             "budget": self._budget,
             "pending": list(self._pending),
+            "seed": self._seed,
             "pairs": {
-                name: {"A": one.pair.A.detach().clone(), "B": one.pair.B.detach().clone()}
+                name: {key: value.detach().clone() for key, value in one.pair.named_parameters()}
                 for name, one in self._weights.items()
             },
             "trainable": {n: p.detach().clone() for n, p in self._own_parameters().items()},
@@ -310,20 +309,31 @@ class Adapt:
                 raise CheckpointError(
                     f"this state is of a model with other {told}: {odd} is in one of them only"
                 )
+        if state["budget"] != self._budget:
+            raise CheckpointError(
+                f"this state is of a budget of {state['budget']:,}, not {self._budget:,}"
+            )
         self._stop_watching()
         optimizers = inner_optimizers(optimizer)
         for name, pair in state["pairs"].items():
             one = self._weights[name]
             for key in ("A", "B"):
                 old = getattr(one.pair, key)
-                new = nn.Parameter(pair[key].to(old.device, old.dtype, copy=True))
+                values = pair[key].to(old.device, old.dtype, copy=True)
+                new = nn.Parameter(values, old.requires_grad)
                 setattr(one.pair, key, new)
-                swap(optimizers, old, new)
+                swap(optimizers, old, new, keeps_state=True)
+            for key in ("settled_A", "settled_B"):
+                like = getattr(one.pair, key)
+                values = pair[key].to(like.device, like.dtype, copy=True)
+                setattr(one.pair, key, nn.Parameter(values, requires_grad=False))
         with torch.no_grad():
             for name, values in state["trainable"].items():
                 own[name].copy_(values)
         self._step, self._measured_steps = state["step"], state["measured_steps"]
-        self._is_placed, self._budget = state["is_placed"], state["budget"]
+        self._is_placed, self._seed = state["is_placed"], state["seed"]
+        if self._planner is not None:
+            self._planner = Planner(self._weights, self._budget, self.config, self._seed)
         self._pending, self._asked = list(state["pending"]), dict(state["asked"])
         self._history = [dict(event) for event in state["history"]]
         if state["use"] is not None:
@@ -340,22 +350,38 @@ class Adapt:
         for one in self._weights.values():
             rows = torch.empty(min(rank, one.rows, one.columns), one.columns)
             nn.init.kaiming_uniform_(rows, a=math.sqrt(5))
-            self._open(one, [], rows.to(one.pair.A), [])
+            self._renew(one, rows.to(one.pair.A), [])
         self._is_placed = True
-        self._remember(dict.fromkeys(self._weights, 0))
+        self._history.append({"step": 0, "opened": self.ranks, "settled": {}, "dropped": {}})
 
     def _place(self, optimizers: Sequence[Optimizer]) -> None:
-        """Spend the budget by the gradients that were measured."""
-        before = self.ranks
-        opened = self._spend(self._budget, optimizers, {name: [] for name in self._weights})
-        if not opened:
+        """Spend the budget by the gradients that were measured, for the first time or anew."""
+        assert self._sums is not None
+        assert self._planner is not None
+        use, gradients = self._use, self._sums.sums()
+        self._stop_watching()
+        chosen, self._asked = self._planner.plan(gradients, self._step)
+        if not self._is_placed and not any(map(len, chosen.values())):
             raise UsageError(
                 "the gradients of all weights are zero, so ranks cannot be placed; check the loss"
             )
+        event: dict[str, Any] = {"step": self._step, "opened": {}, "settled": {}, "dropped": {}}
+        for name, directions in chosen.items():
+            one = self._weights[name]
+            used = [
+                index
+                for index in range(one.pair.rank)
+                if use is None or not use.is_idle(name, index, self.config.idle)
+            ]
+            counts = len(directions), len(used), one.pair.rank - len(used)
+            for key, count in zip(("opened", "settled", "dropped"), counts, strict=True):
+                if count:
+                    event[key][name] = count
+            one.pair.settle(used)
+            self._renew(one, directions, optimizers)
+        self._history.append(event)
         self._is_placed = True
-        self._remember(before)
-        if self._pending:
-            self._use = Use(self._weights)
+        self._use = Use(self._weights) if self._pending else None
 
     def _look_ahead(self, optimizers: Sequence[Optimizer]) -> None:
         """Measure gradients in the steps before a move, and move when it is time."""
@@ -370,81 +396,24 @@ class Adapt:
                 self._sums, self._measured_steps = GradientSums(self._weights), 0
         elif self._step >= self._pending[0] and self._measured_steps >= steps:
             self._pending.pop(0)
-            self._move(optimizers)
+            self._place(optimizers)
 
-    def _move(self, optimizers: Sequence[Optimizer]) -> None:
-        """Return idle components to the budget, and open others where gradients ask for them."""
-        assert self._use is not None
-        before = self.ranks
-        closed = self._use.idle(self._weights, self.config.idle, self.config.share * self._budget)
-        kept = {
-            name: [i for i in range(one.pair.rank) if i not in closed.get(name, ())]
-            for name, one in self._weights.items()
-        }
-        spent = sum(len(kept[name]) * one.cost for name, one in self._weights.items())
-        self._spend(self._budget - spent, optimizers, kept)
-        self._remember(before, closed)
-        self._use = Use(self._weights) if self._pending else None
-
-    def _spend(
-        self, budget: int, optimizers: Sequence[Optimizer], kept: Mapping[str, Sequence[int]]
-    ) -> int:
-        """Keep these components, open others within the budget; return how many were opened."""
-        assert self._sums is not None
-        gradients = self._sums.means()
-        self._stop_watching()
-        most = self._most_rank()
-        found = {}
-        for name, gradient in gradients.items():
-            own = self._weights[name].pair
-            beside = own.A.detach()[list(kept[name])]
-            found[name] = components_of(gradient, most[name] - len(kept[name]), name, beside)
-        self._asked = shares({name: one.gains for name, one in found.items()})
-        offers = {n: Offer(one.gains, self._weights[n].cost) for n, one in found.items()}
-        ranks = allocate(offers, budget, self.config.power)
-        for name, count in ranks.items():
-            rows = self.config.size * found[name].rows[:count]
-            self._open(self._weights[name], kept[name], rows, optimizers)
-        return sum(ranks.values())
-
-    def _most_rank(self) -> dict[str, int]:
-        """Return the most rank that each weight may have."""
-        evenly = self._budget / sum(one.cost for one in self._weights.values())
-        most = max(1, math.ceil(self.config.most * evenly))
-        return {name: min(most, one.rows, one.columns) for name, one in self._weights.items()}
-
-    @torch.no_grad()
-    def _open(
-        self,
-        one: AdaptedWeight,
-        kept: Sequence[int],
-        rows: Tensor,
-        optimizers: Sequence[Optimizer],
+    def _renew(
+        self, one: AdaptedWeight, directions: Tensor, optimizers: Sequence[Optimizer]
     ) -> None:
-        """Give a weight the components that are kept and new ones with these rows."""
-        if len(kept) == one.pair.rank and not len(rows):
-            return
-        for key, dim in (("A", 0), ("B", 1)):
+        """Let a weight train components with these directions; the other matrix starts at 0.
+
+        Parameters are new ones, so that an optimizer counts their steps from 0.
+        """
+        count = len(directions)
+        for key, shape in (("A", (count, one.columns)), ("B", (one.rows, count))):
             old = getattr(one.pair, key)
-            indices = torch.tensor(list(kept), dtype=torch.long, device=old.device)
-            new = rows if key == "A" else rows.new_zeros(one.rows, len(rows))
-            grown = nn.Parameter(
-                torch.cat([old.detach().index_select(dim, indices), new.to(old)], dim)
-            )
-            setattr(one.pair, key, grown)
-            swap(optimizers, old, grown)
-            resize_state(optimizers, old, grown, indices, dim)
-
-    def _remember(
-        self, before: Mapping[str, int], closed: Mapping[str, Iterable[int]] | None = None
-    ) -> None:
-        gone = {name: len(list(some)) for name, some in (closed or {}).items() if some}
-        opened = {
-            name: rank - before[name] + gone.get(name, 0)
-            for name, rank in self.ranks.items()
-            if rank - before[name] + gone.get(name, 0)
-        }
-        self._history.append({"step": self._step, "opened": opened, "closed": gone})
+            values = torch.zeros(shape, dtype=old.dtype, device=old.device)
+            if key != one.pair.start:
+                values.copy_(directions if key == "A" else directions.T)
+            new = nn.Parameter(values, old.requires_grad)
+            setattr(one.pair, key, new)
+            swap(optimizers, old, new, keeps_state=False)
 
     # -- the model ---------------------------------------------------------------------------------
 

@@ -48,11 +48,8 @@ class GradientSums:
         has_new, self._has_new = self._has_new, False
         return has_new
 
-    def means(self) -> dict[str, Tensor]:
-        """Return the sums over passes, meant over processes, by weight; those without are left out.
-
-        Only proportions count, so they are not divided by the number of passes.
-        """
+    def sums(self) -> dict[str, Tensor]:
+        """Return the sums over passes and processes, by weight; those without are left out."""
         if world_size() > 1:
             for name in self._weights:
                 # Every process takes part for every weight, with a gradient or without.
@@ -82,27 +79,30 @@ class GradientSums:
 
 
 class Use:
-    """How much the loss depends on each component: |b · gradient of b|, averaged over steps.
+    """How much the loss depends on each component: |b · gradient of b|, summed over steps.
 
     That is the first-order change of the loss if the component were taken away.
     """
 
     def __init__(self, weights: Weights) -> None:
-        """Watch the backward passes of the columns of B."""
+        """Watch the backward passes of what trains."""
         self._weights = weights
         self._now: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
         self._handles = [
-            one.pair.B.register_post_accumulate_grad_hook(self._hook(name))
+            getattr(one.pair, one.pair.start).register_post_accumulate_grad_hook(self._hook(name))
             for name, one in weights.items()
             if one.pair.rank
         ]
 
     def _hook(self, name: str) -> Any:
-        def take(columns: Tensor) -> None:
-            assert columns.grad is not None
+        pair = self._weights[name].pair
+        inner = 0 if pair.start == "B" else 1
+
+        def take(trained: Tensor) -> None:
+            assert trained.grad is not None
             # Under gradient accumulation the last pass has the sum of all.
-            self._now[name] = (columns.detach() * columns.grad).sum(0).abs()
+            self._now[name] = (trained.detach() * trained.grad).sum(inner).abs()
 
         return take
 
@@ -112,30 +112,13 @@ class Use:
             self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._now = {}
 
-    def idle(self, weights: Weights, share: float, most: float) -> dict[str, list[int]]:
-        """Return the components of least use per parameter, by weight.
-
-        Args:
-            weights: with their ranks.
-            share: of the mean use per parameter, below which a component is idle.
-            most: parameters of all of them together.
-        """
-        listed = []
-        for name, one in weights.items():
-            use = self._sums.get(name)
-            for index in range(one.pair.rank):
-                value = 0.0 if use is None else float(use[index])
-                listed.append((value / one.cost, name, index))
-        if not listed:
-            return {}
-        bound = share * sum(value for value, _, _ in listed) / len(listed)
-        found: dict[str, list[int]] = {}
-        for value, name, index in sorted(listed, key=lambda one: one[0]):
-            most -= weights[name].cost
-            if value >= bound or most < 0:
-                break
-            found.setdefault(name, []).append(index)
-        return found
+    def is_idle(self, name: str, index: int, share: float) -> bool:
+        """Return whether a component was used less than this share of the mean component."""
+        if name not in self._sums:
+            return True
+        count = sum(len(value) for value in self._sums.values())
+        mean = sum(float(value.sum()) for value in self._sums.values()) / count
+        return float(self._sums[name][index]) < share * mean
 
     def by_weight(self, ranks: Mapping[str, int]) -> dict[str, float]:
         """Return the share of each weight in the use of all."""

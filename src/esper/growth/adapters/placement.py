@@ -1,7 +1,7 @@
 """Where the ranks of adapters go: components of measured gradients, and a budget to spend on them.
 
-A component of a weight is a direction of its inputs, a row of `A`, with a column of `B` that starts
-at 0. Its first gradient is that of the weight seen through this direction.
+A component of a weight is a row of `A` and a column of `B`, one of which starts at 0. Its first
+gradient is that of the weight seen through the direction that the other one has.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.growth.adapters.weights import AdaptedWeight
 from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError
-from esper.utils.randomness import drawing
+from esper.utils.randomness import drawing, generator
 
 EXACT = 512
 """Sides up to which singular vectors are computed exactly; larger ones by random projections."""
@@ -30,25 +31,30 @@ class AdaptConfig(Config):
         4, "Optimizer steps on which gradients are measured before ranks are placed.", minimum=1
     )
     moves: tuple[float, ...] = option(
-        (0.1, 0.25, 0.45), "Shares of the run at which idle components move; empty is never."
+        (0.25, 0.5), "Shares of the run at which ranks may move; empty is never."
     )
-    share: float = option(0.25, "Most of the budget that a move returns.", above=0.0, maximum=1.0)
-    idle: float = option(
-        0.25, "A component is idle whose use is below this share of the mean.", minimum=0.0
-    )
-    scale: float = option(1.0, "Factor of B A, what PEFT calls lora_alpha / r.", above=0.0)
-    size: float = option(
-        0.577, "Length of a new row of A; 0.577 is that of LoRA's random rows.", above=0.0
-    )
-    power: float = option(
+    stay: float = option(
         1.0,
-        "Exponent of a component's expected gain: 0 spreads ranks evenly, 1 follows gradients.",
+        "New components must promise this many times what those that train still do.",
+        minimum=0.0,
+    )
+    idle: float = option(
+        0.01,
+        "A component that stops training is dropped if its use is below this share of the mean.",
+        minimum=0.0,
+    )
+    coverage: float = option(
+        0.2,
+        "A pair trains its smaller matrix alone where an even budget would give it this share of "
+        "the rank that is possible; elsewhere both.",
         minimum=0.0,
     )
     most: float = option(
-        4.0,
-        "Most rank of a weight, as a multiple of the rank that is the same everywhere.",
-        above=0.0,
+        2.0, "Most rank of a weight, as a multiple of its rank under an even budget.", above=0.0
+    )
+    scale: float = option(1.0, "Factor of B A, what PEFT calls lora_alpha / r.", above=0.0)
+    size: float = option(
+        1.5, "Length of the directions that components begin with; LoRA has 0.58.", above=0.0
     )
 
     def __post_init__(self) -> None:
@@ -57,7 +63,7 @@ class AdaptConfig(Config):
         if any(not 0.0 < share < 1.0 for share in self.moves):
             raise ConfigError(
                 f"AdaptConfig.moves has {self.moves}; name shares of the run between 0 and 1, as "
-                "in (0.1, 0.25, 0.45)"
+                "in (0.25, 0.5)"
             )
 
 
@@ -65,43 +71,39 @@ class AdaptConfig(Config):
 class Components:
     """Directions that a weight could be adapted in, by falling gain."""
 
-    rows: Tensor
-    """Directions of inputs, of length 1, one a row."""
+    directions: Tensor
+    """Of inputs where B starts at 0, of outputs where A does; one a row."""
     gains: list[float]
     """By how much a first step of Adam on each would lower the loss, for a rate of 1."""
 
 
-def components_of(
-    gradient: Tensor, count: int, name: str, beside: Tensor | None = None
-) -> Components:
+def leading(gradient: Tensor, count: int, name: str) -> Tensor:
     """Return the leading right singular directions of a gradient, at most so many.
 
     Args:
-        gradient: of a weight, as a matrix of outputs by inputs.
+        gradient: of a weight, as a matrix; transposed where directions of outputs are wanted.
         count: most directions wanted.
         name: of the weight; random projections are drawn by it.
-        beside: rows of `A` that are there already; new directions are orthogonal to them.
     """
-    matrix = gradient.detach().float() if gradient.dtype != torch.float64 else gradient.detach()
-    if beside is not None and len(beside):
-        basis = torch.linalg.qr(beside.detach().to(matrix.dtype).T).Q
-        matrix = matrix - (matrix @ basis) @ basis.T
-    count = min(count, *matrix.shape)
-    if count < 1 or not torch.isfinite(matrix).all():
-        return Components(matrix[:0], [])
-    if min(matrix.shape) <= EXACT:
-        _, values, rows = torch.linalg.svd(matrix, full_matrices=False)
-        rows = rows[:count]
+    if min(gradient.shape) <= EXACT:
+        _, values, rows = torch.linalg.svd(gradient, full_matrices=False)
     else:
-        with drawing(matrix.device, f"adapters/{name}"):
-            _, values, columns = torch.svd_lowrank(matrix, min(count + OVERSAMPLED, *matrix.shape))
-        rows = columns.T[:count]
-    is_there = values[:count] > 1e-7 * values[0].clamp_min(1e-30)
-    rows = rows[is_there]
-    # Adam moves every entry of B by the rate, against the sign of its gradient.
-    gains = (matrix @ rows.T).abs().sum(0)
-    order = gains.argsort(descending=True)
-    return Components(rows[order], gains[order].tolist())
+        with drawing(gradient.device, f"adapters/{name}"):
+            wanted = min(count + OVERSAMPLED, *gradient.shape)
+            _, values, columns = torch.svd_lowrank(gradient, wanted)
+        rows = columns.T
+    is_there = values > 1e-7 * values[0].clamp_min(1e-30)
+    return rows[is_there][:count]
+
+
+def gains_of(gradient: Tensor, directions: Tensor) -> Tensor:
+    """Return what each direction promises, whatever its length.
+
+    Adam moves every entry by the rate, against the sign of its gradient: so the loss falls by the
+    sum of absolute gradients.
+    """
+    unit = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    return (gradient @ unit.T.to(gradient)).abs().sum(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +116,23 @@ class Offer:
     """Parameters of one component."""
 
 
-def allocate(offers: Mapping[str, Offer], budget: int, power: float = 1.0) -> dict[str, int]:
+def allocate(offers: Mapping[str, Offer], budget: int) -> dict[str, int]:
     """Return how many components of each weight to open: greedily, by gain per parameter.
 
     The parameters of all of them together are within the budget.
     """
     listed = [
-        (gain**power / offer.cost, name, offer.cost)
+        (gain / offer.cost, name)
         for name, offer in offers.items()
         for gain in offer.gains
         if gain > 0.0
     ]
-    ranks = dict.fromkeys(offers, 0)
-    for _, name, cost in sorted(listed, key=lambda one: -one[0]):
-        if cost <= budget:
-            ranks[name] += 1
-            budget -= cost
-    return ranks
+    counts = dict.fromkeys(offers, 0)
+    for _, name in sorted(listed, key=lambda one: -one[0]):
+        if offers[name].cost <= budget:
+            counts[name] += 1
+            budget -= offers[name].cost
+    return counts
 
 
 def shares(gains: Mapping[str, Iterable[float]]) -> dict[str, float]:
@@ -138,3 +140,76 @@ def shares(gains: Mapping[str, Iterable[float]]) -> dict[str, float]:
     sums = {name: sum(own) for name, own in gains.items()}
     whole = sum(sums.values())
     return {name: value / whole if whole else 0.0 for name, value in sums.items()}
+
+
+class Planner:
+    """Decides which weights get new components, how many and in which directions.
+
+    Args:
+        weights: all that can be adapted.
+        budget: most trainable parameters.
+        config: how to place.
+        seed: of random directions.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, AdaptedWeight], budget: int, config: AdaptConfig, seed: int
+    ) -> None:
+        """Choose for every weight whether both of its matrices train or the smaller one."""
+        self._weights, self._budget, self._config, self._seed = weights, budget, config, seed
+        evenly = budget / sum(min(one.rows, one.columns) for one in weights.values())
+        for one in weights.values():
+            if evenly / min(one.rows, one.columns) >= config.coverage:
+                one.pair.train_smaller()
+        self._evenly = budget / sum(one.cost for one in weights.values())
+
+    def plan(
+        self, gradients: Mapping[str, Tensor], step: int
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Return the directions of new components by weight, and what gradients ask for in shares.
+
+        A weight that is not named keeps its components. One that is named gets these in place of
+        all that it trains now.
+        """
+        found, left = {}, self._budget
+        asked: dict[str, list[float]] = {}
+        for name, one in self._weights.items():
+            own = one.pair.rank
+            if name not in gradients or not torch.isfinite(gradients[name]).all():
+                left -= own * one.cost
+                continue
+            new = self._components(name, one, gradients[name], step)
+            asked[name] = new.gains
+            if own and not self._moves(one, new, gradients[name]):
+                left -= own * one.cost
+            else:
+                found[name] = new
+        offers = {name: Offer(new.gains, self._weights[name].cost) for name, new in found.items()}
+        counts = allocate(offers, left)
+        chosen = {name: found[name].directions[:count] for name, count in counts.items()}
+        return chosen, shares(asked)
+
+    def _components(self, name: str, one: AdaptedWeight, gradient: Tensor, step: int) -> Components:
+        """Return the directions that a weight could train next, best first."""
+        most = max(1, round(self._config.most * self._evenly))
+        most = min(most, one.rows, one.columns)
+        matrix = gradient if one.pair.start == "B" else gradient.T
+        if len(one.pair.trained) == 1:
+            rows = leading(matrix, most, name)
+        else:
+            # Rows that train find their own way, and do so best from random ones (docs/log.md).
+            chance = generator("adapters", self._seed, name, step)
+            rows = torch.randn(most, matrix.shape[1], generator=chance).to(matrix)
+            rows = rows / rows.norm(dim=1, keepdim=True)
+        gains = gains_of(matrix, rows)
+        order = gains.argsort(descending=True)
+        return Components(self._config.size * rows[order], gains[order].tolist())
+
+    def _moves(self, one: AdaptedWeight, new: Components, gradient: Tensor) -> bool:
+        """Return whether new components promise more than those that a weight trains now."""
+        if len(one.pair.trained) == 2:
+            return False
+        is_right = one.pair.start == "B"
+        directions = one.pair.A.detach() if is_right else one.pair.B.detach().T
+        now = float(gains_of(gradient if is_right else gradient.T, directions).sum())
+        return sum(new.gains[: one.pair.rank]) >= self._config.stay * now

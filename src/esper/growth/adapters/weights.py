@@ -31,43 +31,72 @@ class LowRank(nn.Module):
     """
 
     def __init__(self, weight: Tensor, layout: Layout, scale: float) -> None:
-        """Start at rank 0."""
+        """Start at rank 0, with both matrices trained."""
         super().__init__()
         self.layout = layout
         self.scale = scale
         rows, columns = matrix_shape(weight, layout)
+        self.trained: tuple[str, ...] = ("A", "B")
         # Small changes would be lost in the sums that an optimizer makes in half precision.
         kind = weight.dtype if weight.dtype in (torch.float32, torch.float64) else torch.float32
         self.A = nn.Parameter(torch.zeros(0, columns, dtype=kind, device=weight.device))
         self.B = nn.Parameter(torch.zeros(rows, 0, dtype=kind, device=weight.device))
 
+        self.settled_A = nn.Parameter(self.A.detach().clone(), requires_grad=False)
+        self.settled_B = nn.Parameter(self.B.detach().clone(), requires_grad=False)
+
     @property
     def rank(self) -> int:
-        """Number of components."""
+        """Number of components that train."""
         return self.A.shape[0]
+
+    @property
+    def settled(self) -> int:
+        """Number of components that were trained and are frozen now."""
+        return self.settled_A.shape[0]
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Return B and A of all components, settled ones first."""
+        if not self.settled:
+            return self.B, self.A
+        return torch.cat([self.settled_B, self.B], 1), torch.cat([self.settled_A, self.A])
+
+    def train_smaller(self) -> None:
+        """Train only the matrix with fewer parameters; the other one stays as it is made."""
+        self.trained = ("B",) if self.B.shape[0] <= self.A.shape[1] else ("A",)
+        self.A.requires_grad_("A" in self.trained)
+        self.B.requires_grad_("B" in self.trained)
+
+    @property
+    def start(self) -> str:
+        """Name of the matrix that starts at 0, so that a new component changes nothing."""
+        return self.trained[-1]
+
+    @torch.no_grad()
+    def settle(self, indices: Sequence[int]) -> None:
+        """Add copies of these components to those that are frozen."""
+        own = list(indices)
+        self.settled_A = nn.Parameter(torch.cat([self.settled_A, self.A[own]]), False)
+        self.settled_B = nn.Parameter(torch.cat([self.settled_B, self.B[:, own]], 1), False)
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the adapted weight."""
-        if not self.rank:
+        left, right = (one.to(weight.dtype) for one in self.factors())
+        if not len(right):
             return weight
         if self.layout == "transposed":
-            return torch.addmm(weight, *_like(weight, self.A.T, self.B.T), alpha=self.scale)
-        matrix = weight.flatten(1)
-        adapted = torch.addmm(matrix, *_like(weight, self.B, self.A), alpha=self.scale)
-        return adapted.view_as(weight)
+            return torch.addmm(weight, right.T, left.T, alpha=self.scale)
+        return torch.addmm(weight.flatten(1), left, right, alpha=self.scale).view_as(weight)
 
     @torch.no_grad()
     def merge_into(self, weight: Tensor) -> None:
         """Add the pair to a weight, in the precision of the pair."""
-        if not self.rank:
+        left, right = self.factors()
+        if not len(right):
             return
-        product = self.scale * (self.B @ self.A)
+        product = self.scale * (left @ right)
         product = product.T if self.layout == "transposed" else product.view(weight.shape)
         weight.copy_(weight.to(product.dtype) + product)
-
-
-def _like(weight: Tensor, *pair: Tensor) -> tuple[Tensor, ...]:
-    return tuple(one.to(weight.dtype) for one in pair)
 
 
 def matrix_shape(weight: Tensor, layout: Layout) -> tuple[int, int]:
@@ -86,7 +115,12 @@ class AdaptedWeight:
     """One weight of a model with its low-rank pair, until it is released."""
 
     def __init__(
-        self, name: str, module: nn.Module, tensor: str, layout: Layout, scale: float
+        self,
+        name: str,
+        module: nn.Module,
+        tensor: str,
+        layout: Layout,
+        scale: float,
     ) -> None:
         """Put the pair on the weight, at rank 0."""
         self.name = name
@@ -103,7 +137,8 @@ class AdaptedWeight:
     @property
     def cost(self) -> int:
         """Trainable parameters of one component."""
-        return self.rows + self.columns
+        sizes = {"A": self.columns, "B": self.rows}
+        return sum(sizes[name] for name in self.pair.trained)
 
     @property
     def path(self) -> str:
