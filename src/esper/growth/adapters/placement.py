@@ -93,7 +93,8 @@ def leading(gradient: Tensor, count: int, name: str) -> Tensor:
             _, values, columns = torch.svd_lowrank(gradient, wanted)
         rows = columns.T
     is_there = values > 1e-7 * values[0].clamp_min(1e-30)
-    return rows[is_there][:count]
+    found: Tensor = rows[is_there][:count]
+    return found
 
 
 def gains_of(gradient: Tensor, directions: Tensor) -> Tensor:
@@ -103,7 +104,8 @@ def gains_of(gradient: Tensor, directions: Tensor) -> Tensor:
     sum of absolute gradients.
     """
     unit = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    return (gradient @ unit.T.to(gradient)).abs().sum(0)
+    gains: Tensor = (gradient @ unit.T.to(gradient)).abs().sum(0)
+    return gains
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +159,21 @@ class Planner:
     ) -> None:
         """Choose for every weight whether both of its matrices train or the smaller one."""
         self._weights, self._budget, self._config, self._seed = weights, budget, config, seed
-        evenly = budget / sum(min(one.rows, one.columns) for one in weights.values())
-        for one in weights.values():
-            if evenly / min(one.rows, one.columns) >= config.coverage:
-                one.pair.train_smaller()
+        self._choose_sides()
         self._evenly = budget / sum(one.cost for one in weights.values())
+
+    def _choose_sides(self) -> None:
+        """Train one matrix of a pair where that covers enough, as long as the budget is used up."""
+        evenly = self._budget / sum(one.most_rank for one in self._weights.values())
+        single = [
+            one for one in self._weights.values() if evenly / one.most_rank >= self._config.coverage
+        ]
+        for one in single:
+            one.pair.train_only(one.smaller)
+        for one in sorted(single, key=lambda one: one.most_rank):
+            room = sum(other.most_rank * other.cost for other in self._weights.values())
+            if room < self._budget:
+                one.pair.train_only("A", "B")
 
     def plan(
         self, gradients: Mapping[str, Tensor], step: int
@@ -192,7 +204,7 @@ class Planner:
     def _components(self, name: str, one: AdaptedWeight, gradient: Tensor, step: int) -> Components:
         """Return the directions that a weight could train next, best first."""
         most = max(1, round(self._config.most * self._evenly))
-        most = min(most, one.rows, one.columns)
+        most = min(most, one.most_rank)
         matrix = gradient if one.pair.start == "B" else gradient.T
         if len(one.pair.trained) == 1:
             rows = leading(matrix, most, name)

@@ -61,11 +61,11 @@ class LowRank(nn.Module):
             return self.B, self.A
         return torch.cat([self.settled_B, self.B], 1), torch.cat([self.settled_A, self.A])
 
-    def train_smaller(self) -> None:
-        """Train only the matrix with fewer parameters; the other one stays as it is made."""
-        self.trained = ("B",) if self.B.shape[0] <= self.A.shape[1] else ("A",)
-        self.A.requires_grad_("A" in self.trained)
-        self.B.requires_grad_("B" in self.trained)
+    def train_only(self, *names: str) -> None:
+        """Train these matrices; another one stays as it is made."""
+        self.trained = names
+        self.A.requires_grad_("A" in names)
+        self.B.requires_grad_("B" in names)
 
     @property
     def start(self) -> str:
@@ -139,6 +139,16 @@ class AdaptedWeight:
         """Trainable parameters of one component."""
         sizes = {"A": self.columns, "B": self.rows}
         return sum(sizes[name] for name in self.pair.trained)
+
+    @property
+    def smaller(self) -> str:
+        """Name of the matrix with fewer parameters."""
+        return "B" if self.rows <= self.columns else "A"
+
+    @property
+    def most_rank(self) -> int:
+        """The rank of any change of the weight."""
+        return min(self.rows, self.columns)
 
     @property
     def path(self) -> str:
