@@ -81,19 +81,25 @@ def weights(*shapes: tuple[int, int]) -> dict[str, AdaptedWeight]:
 
 
 def test_a_pair_trains_one_matrix_where_it_covers_enough_of_the_weight() -> None:
-    own = weights((8, 100), (100, 8), (400, 400))
-    Planner(own, 2_000, AdaptConfig(), 0)
+    own = weights((20, 60), (60, 20), (400, 400))
+    Planner(own, 3_000, AdaptConfig(), 0)
     assert [one.pair.trained for one in own.values()] == [("B",), ("A",), ("A", "B")]
-    assert [one.cost for one in own.values()] == [8, 8, 800]
+    assert [one.cost for one in own.values()] == [20, 20, 800]
     assert not own["0"].pair.A.requires_grad
     assert not own["1"].pair.B.requires_grad
 
 
-def test_both_matrices_train_where_one_could_not_use_the_budget() -> None:
-    own = weights((4, 20), (8, 20))
-    Planner(own, 100, AdaptConfig(), 0)
+def test_a_thin_matrix_does_not_train_alone() -> None:
+    own = weights((2, 60), (20, 60))
+    Planner(own, 400, AdaptConfig(), 0)
     assert [one.pair.trained for one in own.values()] == [("A", "B"), ("B",)]
-    own = weights((4, 20), (8, 20))
+
+
+def test_both_matrices_train_where_one_could_not_use_the_budget() -> None:
+    own = weights((16, 20), (17, 20))
+    Planner(own, 700, AdaptConfig(), 0)
+    assert [one.pair.trained for one in own.values()] == [("A", "B"), ("B",)]
+    own = weights((16, 20), (17, 20))
     Planner(own, 10_000, AdaptConfig(), 0)
     assert [one.pair.trained for one in own.values()] == [("A", "B"), ("A", "B")]
 

@@ -19,6 +19,8 @@ from esper.utils.randomness import drawing, generator
 
 EXACT = 512
 """Sides up to which singular vectors are computed exactly; larger ones by random projections."""
+THIN = 0.5
+"""Share of an even budget that a matrix must be able to use to train alone."""
 OVERSAMPLED = 8
 """Random projections beyond the components that are wanted."""
 
@@ -164,9 +166,15 @@ class Planner:
 
     def _choose_sides(self) -> None:
         """Train one matrix of a pair where that covers enough, as long as the budget is used up."""
-        evenly = self._budget / sum(one.most_rank for one in self._weights.values())
+        weights = self._weights.values()
+        evenly = self._budget / sum(one.most_rank for one in weights)
+        both = self._budget / sum(one.rows + one.columns for one in weights)
         single = [
-            one for one in self._weights.values() if evenly / one.most_rank >= self._config.coverage
+            one
+            for one in weights
+            if evenly / one.most_rank >= self._config.coverage
+            # A thin matrix alone has too few parameters for what the weight would get.
+            and one.most_rank**2 >= THIN * both * (one.rows + one.columns)
         ]
         for one in single:
             one.pair.train_only(one.smaller)
