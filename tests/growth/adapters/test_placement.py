@@ -48,6 +48,22 @@ def test_the_best_gain_per_parameter_comes_first() -> None:
     assert allocate(offers, 21) == {"wide": 2, "narrow": 1}
 
 
+def test_what_is_sure_comes_first() -> None:
+    offers = {"strong": Offer([9.0, 8.0, 7.0], 10), "weak": Offer([2.0, 0.5, 0.1], 10, least=2)}
+    assert allocate(offers, 40) == {"strong": 2, "weak": 2}
+    assert allocate(offers, 10) == {"strong": 0, "weak": 1}
+
+
+def test_pairs_that_train_both_matrices_have_the_even_rank_at_least() -> None:
+    torch.manual_seed(0)
+    own = weights((100, 100), (100, 100))
+    planner = Planner(own, 1_000, AdaptConfig(), 0)
+    gradients = {"0": 100.0 * torch.randn(100, 100), "1": torch.randn(100, 100)}
+    chosen, _ = planner.plan(gradients, 4)
+    assert {name: len(rows) for name, rows in chosen.items()} == {"0": 3, "1": 2}
+    torch.testing.assert_close(chosen["0"].norm(dim=1), torch.full((3,), 1.5))
+
+
 def test_leading_directions_are_those_of_the_gradient() -> None:
     torch.manual_seed(0)
     one, other = torch.randn(2, 7)
@@ -114,7 +130,7 @@ def test_ranks_follow_gradients_up_to_a_limit() -> None:
     assert asked["0"] > 0.95
     assert "2" not in chosen
     for rows in chosen.values():
-        torch.testing.assert_close(rows.norm(dim=1), torch.full((6,), 1.5))
+        torch.testing.assert_close(rows.norm(dim=1), torch.full((6,), 0.4))
 
 
 def test_a_weight_whose_gradient_is_not_finite_gets_nothing() -> None:

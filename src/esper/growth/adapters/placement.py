@@ -52,11 +52,14 @@ class AdaptConfig(Config):
         minimum=0.0,
     )
     most: float = option(
-        2.0, "Most rank of a weight, as a multiple of its rank under an even budget.", above=0.0
+        2.0, "Most rank of a weight, as a multiple of its rank under an even budget.", minimum=1.0
     )
     scale: float = option(1.0, "Factor of B A, what PEFT calls lora_alpha / r.", above=0.0)
     size: float = option(
-        1.5, "Length of the directions that components begin with; LoRA has 0.58.", above=0.0
+        1.5, "Length of random rows of A, where both matrices train; LoRA has 0.58.", above=0.0
+    )
+    fixed_size: float = option(
+        0.4, "Length of fixed directions, by which the right rate is about that of LoRA.", above=0.0
     )
 
     def __post_init__(self) -> None:
@@ -118,21 +121,23 @@ class Offer:
     """Expected gain of each further component, falling."""
     cost: int
     """Parameters of one component."""
+    least: int = 0
+    """Components that come before what others have beyond theirs."""
 
 
 def allocate(offers: Mapping[str, Offer], budget: int) -> dict[str, int]:
     """Return how many components of each weight to open: greedily, by gain per parameter.
 
-    The parameters of all of them together are within the budget.
+    The least of every weight comes first. The parameters of all are within the budget.
     """
     listed = [
-        (gain / offer.cost, name)
+        (index >= offer.least, -gain / offer.cost, name)
         for name, offer in offers.items()
-        for gain in offer.gains
+        for index, gain in enumerate(offer.gains)
         if gain > 0.0
     ]
     counts = dict.fromkeys(offers, 0)
-    for _, name in sorted(listed, key=lambda one: -one[0]):
+    for _, _, name in sorted(listed, key=lambda one: one[:2]):
         if offers[name].cost <= budget:
             counts[name] += 1
             budget -= offers[name].cost
@@ -204,10 +209,18 @@ class Planner:
                 left -= own * one.cost
             else:
                 found[name] = new
-        offers = {name: Offer(new.gains, self._weights[name].cost) for name, new in found.items()}
+        offers = {name: self._offer(self._weights[name], new) for name, new in found.items()}
         counts = allocate(offers, left)
         chosen = {name: found[name].directions[:count] for name, count in counts.items()}
         return chosen, shares(asked)
+
+    def _offer(self, one: AdaptedWeight, new: Components) -> Offer:
+        """Return what a weight offers; where both of its matrices train, the even rank is sure.
+
+        First gradients tell fixed directions well, but not which pairs will learn most later.
+        """
+        is_fixed = len(one.pair.trained) == 1
+        return Offer(new.gains, one.cost, 0 if is_fixed else int(self._evenly))
 
     def _components(self, name: str, one: AdaptedWeight, gradient: Tensor, step: int) -> Components:
         """Return the directions that a weight could train next, best first."""
@@ -215,15 +228,15 @@ class Planner:
         most = min(most, one.most_rank)
         matrix = gradient if one.pair.start == "B" else gradient.T
         if len(one.pair.trained) == 1:
-            rows = leading(matrix, most, name)
+            size, rows = self._config.fixed_size, leading(matrix, most, name)
         else:
             # Rows that train find their own way, and do so best from random ones (docs/log.md).
             chance = generator("adapters", self._seed, name, step)
             rows = torch.randn(most, matrix.shape[1], generator=chance).to(matrix)
-            rows = rows / rows.norm(dim=1, keepdim=True)
+            size, rows = self._config.size, rows / rows.norm(dim=1, keepdim=True)
         gains = gains_of(matrix, rows)
         order = gains.argsort(descending=True)
-        return Components(self._config.size * rows[order], gains[order].tolist())
+        return Components(size * rows[order], gains[order].tolist())
 
     def _moves(self, one: AdaptedWeight, new: Components, gradient: Tensor) -> bool:
         """Return whether new components promise more than those that a weight trains now."""
