@@ -124,7 +124,7 @@ def train(job: Job, bench: Bench, *, steps: int | None = None) -> dict[str, Any]
             adapters.step(optimizer)
         if step % max(1, steps // 10) == 0:
             curve.append(round(float(loss.detach()), 4))
-    size = sum(p.numel() for p in _trainable(trained) if p.requires_grad)
+    size = sum(p.numel() for p in (adapters.parameters() if adapters else _trainable(trained)))
     if adapters:
         adapters.bake()
     seconds = time.monotonic() - began
