@@ -291,6 +291,24 @@ def test_refusals(make_adapters: Any, told: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_that_was_refused_is_as_it_was() -> None:
+    model = make()
+    with pytest.raises(UsageError, match="too small"):
+        Adapt(model, 2)
+    assert list(model.state_dict()) == list(make().state_dict())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_the_table_shows_gradient_and_use() -> None:
+    adapters = Adapt(make(), 150, total_steps=STEPS)
+    train(adapters, adamw(adapters), 0, STEPS)
+    head, *rows, last = str(adapters).splitlines()
+    assert head.split() == ["weight", "shape", "rank", "parameters", "gradient", "use"]
+    use = [float(row.split()[-1].removesuffix("%")) for row in rows]
+    assert sum(use) == pytest.approx(100, abs=1)
+    assert last.startswith(f"{adapters.count_parameters()} of 150 parameters in adapters")
+
+
 def test_an_optimizer_that_does_not_hold_the_adapters_is_refused() -> None:
     model = make()
     adapters = Adapt(model, 500)

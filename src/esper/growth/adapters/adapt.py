@@ -76,11 +76,11 @@ class Adapt:
             budget = rank * sum(one.cost for one in self._weights.values())
         assert budget is not None
         self._budget = budget
-        self._total_steps = total_steps
         self._step, self._measured_steps = 0, 0
         self._is_placed, self._is_baked = False, False
         self._history: list[dict[str, Any]] = []
         self._asked: dict[str, float] = {}
+        self._used: dict[str, float] = {}
         self._sums: GradientSums | None = None
         self._use: Use | None = None
         self._pending: list[int] = []
@@ -94,6 +94,7 @@ class Adapt:
         self._planner = Planner(self._weights, budget, self.config, self._seed)
         least = min(one.cost for one in self._weights.values())
         if budget < least:
+            self._give_back(merged=False)
             raise UsageError(
                 f"budget={budget:,} is too small for one rank anywhere; the least is {least:,}"
             )
@@ -152,7 +153,7 @@ class Adapt:
         ranked = [(n, one) for n, one in self._weights.items() if one.pair.rank]
         if not ranked:
             return f"Adapt({placed})"
-        used = {} if self._use is None else self._use.by_weight(self.ranks)
+        used = self._used if self._use is None else self._use.by_weight() or self._used
         lines = [
             f"{'weight':40} {'shape':>12} {'rank':>5} {'parameters':>11} {'gradient':>9} {'use':>6}"
         ]
@@ -227,11 +228,8 @@ class Adapt:
         """
         self._check_not_baked()
         self._stop_watching()
-        for one in self._weights.values():
-            one.release(merged=True)
+        self._give_back(merged=True)
         self._is_baked = True
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(self._had_gradient[name])
         return self.model
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -284,6 +282,7 @@ class Adapt:
             },
             "trainable": {n: p.detach().clone() for n, p in self._own_parameters().items()},
             "asked": dict(self._asked),
+            "used": dict(self._used),
             "use": None if self._use is None else self._use.state_dict(),
             "sums": None if self._sums is None else self._sums.state_dict(),
             "history": self.history,
@@ -334,7 +333,8 @@ class Adapt:
         self._is_placed, self._seed = state["is_placed"], state["seed"]
         if self._planner is not None:
             self._planner = Planner(self._weights, self._budget, self.config, self._seed)
-        self._pending, self._asked = list(state["pending"]), dict(state["asked"])
+        self._pending = list(state["pending"])
+        self._asked, self._used = dict(state["asked"]), dict(state["used"])
         self._history = [dict(event) for event in state["history"]]
         if state["use"] is not None:
             self._use = Use(self._weights)
@@ -360,6 +360,7 @@ class Adapt:
         assert self._planner is not None
         use, gradients = self._use, self._sums.sums()
         self._stop_watching()
+        self._used = {} if use is None else use.by_weight()
         chosen, self._asked = self._planner.plan(gradients, self._step)
         if not self._is_placed and not any(map(len, chosen.values())):
             raise UsageError(
@@ -424,6 +425,13 @@ class Adapt:
                 parameter.requires_grad_(False)
         for parameter in self._own_parameters().values():
             parameter.requires_grad_(True)
+
+    def _give_back(self, *, merged: bool) -> None:
+        """Take the pairs off the model, merged into the weights or not."""
+        for one in self._weights.values():
+            one.release(merged=merged)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(self._had_gradient[name])
 
     def _own_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters of modules that train as they are, by name."""

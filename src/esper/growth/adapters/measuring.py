@@ -120,11 +120,11 @@ class Use:
         mean = sum(float(value.sum()) for value in self._sums.values()) / count
         return float(self._sums[name][index]) < share * mean
 
-    def by_weight(self, ranks: Mapping[str, int]) -> dict[str, float]:
+    def by_weight(self) -> dict[str, float]:
         """Return the share of each weight in the use of all."""
         sums = {name: float(value.sum()) for name, value in self._sums.items()}
         whole = sum(sums.values())
-        return {name: sums.get(name, 0.0) / whole for name, rank in ranks.items() if rank and whole}
+        return {name: value / whole for name, value in sums.items()} if whole else {}
 
     def remove(self) -> None:
         """Stop watching."""
