@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.adapters.carrying import check_held, inner_optimizers, swap
-from esper.growth.adapters.measuring import GradientSums, Use
+from esper.growth.adapters.measuring import GradientSums, Use, shared_seed
 from esper.growth.adapters.placement import AdaptConfig, Planner
 from esper.growth.adapters.weights import AdaptedWeight, check_bare, find_weights, inside_peft
 from esper.growth.depth.blocks import world_size
@@ -90,7 +90,7 @@ class Adapt:
             self._place_evenly(rank)
             return
         # Random directions neither draw from the caller's stream nor depend on it when resumed.
-        self._seed = torch.initial_seed()
+        self._seed = shared_seed(next(iter(self._weights.values())).weight.device)
         self._planner = Planner(self._weights, budget, self.config, self._seed)
         least = min(one.cost for one in self._weights.values())
         if budget < least:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch import distributed as dist
 
@@ -12,6 +13,14 @@ from esper.growth.adapters.weights import AdaptedWeight, as_matrix
 from esper.growth.depth.blocks import world_size
 
 Weights = Mapping[str, AdaptedWeight]
+
+
+def shared_seed(device: torch.device) -> int:
+    """Return the caller's seed, that of the first of several processes."""
+    seed = torch.tensor(torch.initial_seed() & 0x7FFF_FFFF_FFFF_FFFF, device=device)
+    if world_size() > 1:
+        dist.broadcast(seed, 0)
+    return int(seed)
 
 
 class GradientSums:
