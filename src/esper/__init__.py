@@ -12,6 +12,8 @@ from esper._version import __version__
 from esper.leyline.registry import find_in
 
 if TYPE_CHECKING:
+    from esper.growth.adapters.adapt import Adapt
+    from esper.growth.adapters.placement import AdaptConfig
     from esper.growth.depth.deepen import Deepen
     from esper.growth.depth.rules import DeepenConfig
     from esper.growth.depth.stacks import find_stacks
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "Adapt",
+    "AdaptConfig",
     "Deepen",
     "DeepenConfig",
     "Deepened",
@@ -74,6 +78,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "esper.growth.adapters.adapt": ("Adapt",),
+    "esper.growth.adapters.placement": ("AdaptConfig",),
     "esper.growth.depth.rules": ("DeepenConfig",),
     "esper.growth.depth.deepen": ("Deepen",),
     "esper.growth.depth.stacks": ("find_stacks",),

@@ -31,6 +31,7 @@ ELSEWHERE = {
     "add-a-task": "tests/lab/tasks/test_task_registry.py",
 }
 HERE = {
+    "adapt-a-finished-model",
     "choose-slots",
     "deepen",
     "environments",
@@ -161,6 +162,27 @@ def test_deepening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert awake == [2, 4, 8, 8, 8]
     assert [record.depth.awake["blocks"] for record in names["deeper"].history] == awake
     assert "Deepened(GPT: validation score" in said
+
+
+def test_adapting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def make_model() -> nn.Module:
+        torch.manual_seed(0)
+        return Classifier()
+
+    model, (batch,) = make_model(), taken_for_granted()["train"]
+    known = {"model": model, "make_model": make_model, "batches": [batch] * 20}
+    names, said = run_blocks(python_blocks(HOW_TO / "adapt-a-finished-model.md")[:2], known)
+    assert "parameters in adapters" in said.splitlines()[-1]
+    assert list(model.state_dict()) == list(make_model().state_dict())
+    with_peft = python_blocks(HOW_TO / "adapt-a-finished-model.md")[2]
+    # Attention of torch cannot be saved for PEFT, so the page's last lines have another model.
+    plain = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    batches = [(torch.randn(8, 4), batch[1])] * 4
+    own = {"model": plain, "adapters": esper.Adapt(plain, 60), "batches": batches}
+    run_blocks([with_peft], {**names, **own})
+    assert (tmp_path / "adapter" / "adapter_config.json").is_file()
 
 
 @pytest.fixture

@@ -1,0 +1,449 @@
+"""Adapt: trains a frozen model by low-rank changes of its weights, placed by their gradients."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.growth.adapters.carrying import check_held, inner_optimizers, swap
+from esper.growth.adapters.measuring import GradientSums, Use, shared_seed
+from esper.growth.adapters.placement import AdaptConfig, Planner
+from esper.growth.adapters.weights import AdaptedWeight, check_bare, find_weights, inside_peft
+from esper.growth.depth.blocks import world_size
+from esper.leyline.errors import CheckpointError, UsageError
+
+
+class Adapt:
+    """Low-rank adapters on the weights of a frozen model, under a budget of trainable parameters.
+
+    The first few steps only measure gradients. Then the budget goes where they ask for it, weight
+    by weight and rank by rank, and the adapters begin in the directions that the gradients have.
+    Later idle ranks move. The model stays your own object; `bake()` merges the adapters into it.
+
+        adapters = esper.Adapt(model, budget=20_000, total_steps=1_000)
+        optimizer = torch.optim.AdamW(adapters.parameters(), lr=1e-3)
+        for batch in batches:
+            loss = model(batch); loss.backward(); optimizer.step(); optimizer.zero_grad()
+            adapters.step(optimizer)
+        adapters.bake()
+
+    Args:
+        model: a trained network, not wrapped; its parameters are frozen.
+        budget: most trainable parameters of all adapters together.
+        rank: the same rank for every weight instead of a budget: plain LoRA, with random rows.
+        total_steps: optimizer steps of the whole run, by which ranks move; None: they never do.
+        targets: names of modules to adapt, or the ends of their names; all that can be by default.
+        trainable: names of modules that train as they are, a new head above all; beside the budget.
+        config: how ranks are measured, placed and moved.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        budget: int | None = None,
+        *,
+        rank: int | None = None,
+        total_steps: int | None = None,
+        targets: str | Sequence[str] = "auto",
+        trainable: str | Sequence[str] = (),
+        config: AdaptConfig | None = None,
+    ) -> None:
+        """Freeze the model and put a pair of rank 0 on every weight; with `rank`, one of that."""
+        check_bare(model)
+        if (budget is None) == (rank is None):
+            raise UsageError("say either how much may be trained, budget=20_000, or rank=8")
+        self.model = model
+        self.config = config or AdaptConfig()
+        self._trainable = [trainable] if isinstance(trainable, str) else list(trainable)
+        known = dict(model.named_modules())
+        for name in self._trainable:
+            if name not in known:
+                raise UsageError(f"trainable= names {name!r}, which is no module of the model")
+        chosen = find_weights(model, self._trainable).choose(targets)
+        self._had_gradient = {name: p.requires_grad for name, p in model.named_parameters()}
+        self._freeze()
+        self._weights = {
+            name: AdaptedWeight(name, one.module, one.tensor, one.layout, self.config.scale)
+            for name, one in chosen.items()
+        }
+        if rank is not None:
+            budget = rank * sum(one.cost for one in self._weights.values())
+        assert budget is not None
+        self._budget = budget
+        self._step, self._measured_steps = 0, 0
+        self._is_placed, self._is_baked = False, False
+        self._history: list[dict[str, Any]] = []
+        self._asked: dict[str, float] = {}
+        self._used: dict[str, float] = {}
+        self._sums: GradientSums | None = None
+        self._use: Use | None = None
+        self._pending: list[int] = []
+        self._seed = 0
+        self._planner: Planner | None = None
+        if rank is not None:
+            self._place_evenly(rank)
+            return
+        # Random directions neither draw from the caller's stream nor depend on it when resumed.
+        self._seed = shared_seed(next(iter(self._weights.values())).weight.device)
+        self._planner = Planner(self._weights, budget, self.config, self._seed)
+        least = min(one.cost for one in self._weights.values())
+        if budget < least:
+            self._give_back(merged=False)
+            raise UsageError(
+                f"budget={budget:,} is too small for one rank anywhere; the least is {least:,}"
+            )
+        if total_steps is not None:
+            self._pending = sorted(
+                {max(1, round(share * total_steps)) for share in self.config.moves}
+            )
+        self._sums = GradientSums(self._weights)
+
+    # -- what users read ---------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Rank of every weight that can be adapted, by name."""
+        return {name: one.pair.rank for name, one in self._weights.items()}
+
+    @property
+    def budget(self) -> int:
+        """Most trainable parameters of all adapters together."""
+        return self._budget
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Every placement: its step, and components opened, settled and dropped, by weight."""
+        return [dict(event) for event in self._history]
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether ranks were handed out; before that nothing but `trainable` learns."""
+        return self._is_placed
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps counted so far."""
+        return self._step
+
+    @property
+    def weights(self) -> Mapping[str, AdaptedWeight]:
+        """The adapted weights, by name."""
+        return dict(self._weights)
+
+    def count_parameters(self) -> int:
+        """Return the trainable parameters of all adapters."""
+        return sum(one.pair.rank * one.cost for one in self._weights.values())
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield what trains: modules named by `trainable`, then the pair of every weight."""
+        yield from self._own_parameters().values()
+        for one in self._weights.values():
+            yield from (getattr(one.pair, key) for key in one.pair.trained)
+
+    def __repr__(self) -> str:
+        placed = f"{self.count_parameters():,} of {self._budget:,} parameters in adapters"
+        if not self._is_placed:
+            placed += f", placed after {self.config.measure_steps} steps"
+        ranked = [(n, one) for n, one in self._weights.items() if one.pair.rank]
+        if not ranked:
+            return f"Adapt({placed})"
+        used = self._used if self._use is None else self._use.by_weight() or self._used
+        lines = [
+            f"{'weight':40} {'shape':>12} {'rank':>5} {'parameters':>11} {'gradient':>9} {'use':>6}"
+        ]
+        for name, one in ranked:
+            asked = f"{self._asked[name]:.1%}" if name in self._asked else ""
+            use = f"{used[name]:.1%}" if name in used else ""
+            shape = f"{one.rows}×{one.columns}"
+            size = one.pair.rank * one.cost
+            lines.append(
+                f"{name:40} {shape:>12} {one.pair.rank:>5} {size:>11,} {asked:>9} {use:>6}"
+            )
+        without = len(self._weights) - len(ranked)
+        rest = f"; {without} other weights have no rank" if without else ""
+        return "\n".join([*lines, f"{placed}{rest}"])
+
+    # -- what users do -----------------------------------------------------------------------------
+
+    def step(self, optimizer: Optimizer | Sequence[Optimizer]) -> None:
+        """Count an optimizer step, and place or move ranks when it is time; call it after each.
+
+        Args:
+            optimizer: what trains `parameters()`; new ranks join it.
+        """
+        self._check_not_baked()
+        optimizers = inner_optimizers(optimizer)
+        if self._step == 0 or not self._is_placed:
+            check_held(self.parameters(), optimizers)
+        self._step += 1
+        if self._use is not None:
+            self._use.end_step()
+        if self._sums is not None:
+            self._measured_steps += self._sums.end_step()
+            if not self._is_placed and self._measured_steps >= self.config.measure_steps:
+                self._place(optimizers)
+            elif not self._is_placed and self._step >= 10 * self.config.measure_steps:
+                raise UsageError(
+                    f"no gradient reached the weights in {self._step} steps; give Adapt the model "
+                    "that is trained, and call loss.backward() before adapters.step(optimizer)"
+                )
+        if self._is_placed and self._pending:
+            self._look_ahead(optimizers)
+
+    def measure(self, batches: Iterable[Any], loss: Callable[[Any], Tensor]) -> None:
+        """Place ranks now, by gradients on some batches, instead of in the first steps.
+
+        Make the optimizer afterwards. Needed before `DistributedDataParallel`, in every process.
+
+        Args:
+            batches: about as many as `measure_steps`.
+            loss: returns the loss of a batch.
+        """
+        self._check_not_baked()
+        if self._is_placed or self._sums is None:
+            raise UsageError("ranks are placed already; measure() comes before training")
+        own = list(self._own_parameters().values())
+        kept = [p.grad for p in own]
+        for batch in batches:
+            loss(batch).backward()
+            self._measured_steps += self._sums.end_step()
+        for parameter, gradient in zip(own, kept, strict=True):
+            parameter.grad = gradient
+        if not self._measured_steps:
+            raise UsageError(
+                "measure() saw no gradient; give it batches, and the loss of the model"
+            )
+        self._place([])
+
+    def bake(self) -> nn.Module:
+        """Merge the adapters into the weights and return the model, which is all your own again.
+
+        Classes, `state_dict` keys and what requires gradients are as they were.
+        """
+        self._check_not_baked()
+        self._stop_watching()
+        self._give_back(merged=True)
+        self._is_baked = True
+        return self.model
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write the adapters as a folder that `PeftModel.from_pretrained` loads.
+
+        Args:
+            folder: made where it is not there.
+        """
+        from esper.growth.adapters.peft import save_adapter
+
+        self._check_not_baked()
+        save_adapter(
+            folder, self.model, self._weights, scale=self.config.scale, trainable=self._trainable
+        )
+
+    @classmethod
+    def from_peft(cls, model: nn.Module, peft_config: Any, **options: Any) -> Adapt:
+        """Adapt what a `LoraConfig` of PEFT targets, with the parameters that its rank would have.
+
+        Args:
+            model: a trained network, as PEFT would get it.
+            peft_config: a `LoraConfig`: target_modules, r, lora_alpha and modules_to_save count.
+            options: of `Adapt`, but `budget`, `targets` and `trainable`.
+        """
+        from esper.growth.adapters.peft import read_lora_config
+
+        targets, trainable, r, scale = read_lora_config(model, peft_config)
+        config = (options.pop("config", None) or AdaptConfig()).replace(scale=scale)
+        if "rank" in options:
+            raise UsageError("from_peft takes the rank from the configuration; leave rank= out")
+        found = find_weights(model, trainable).choose(targets)
+        sizes = [one.module._parameters[one.tensor] for one in found.values()]
+        budget = r * sum(p.shape[0] + p[0].numel() for p in sizes if p is not None)
+        return cls(model, budget, targets=targets, trainable=trainable, config=config, **options)
+
+    # -- stopping and going on ---------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that was trained and what resuming needs, beside the optimizer's state."""
+        return {
+            "step": self._step,
+            "measured_steps": self._measured_steps,
+            "is_placed": self._is_placed,
+            "budget": self._budget,
+            "pending": list(self._pending),
+            "seed": self._seed,
+            "pairs": {
+                name: {key: value.detach().clone() for key, value in one.pair.named_parameters()}
+                for name, one in self._weights.items()
+            },
+            "trainable": {n: p.detach().clone() for n, p in self._own_parameters().items()},
+            "asked": dict(self._asked),
+            "used": dict(self._used),
+            "use": None if self._use is None else self._use.state_dict(),
+            "sums": None if self._sums is None else self._sums.state_dict(),
+            "history": self.history,
+        }
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], optimizer: Optimizer | Sequence[Optimizer] = ()
+    ) -> None:
+        """Go on from a `state_dict`; the optimizer is loaded from its own.
+
+        Args:
+            state: what `state_dict` returned, of the same model.
+            optimizer: made from `parameters()` before; not needed where it is made afterwards.
+        """
+        self._check_not_baked()
+        own = self._own_parameters()
+        for told, names, there in (
+            ("weights", state["pairs"], self._weights),
+            ("trainable parameters", state["trainable"], own),
+        ):
+            if names.keys() != there.keys():
+                odd = sorted(names.keys() ^ there.keys())[0]
+                raise CheckpointError(
+                    f"this state is of a model with other {told}: {odd} is in one of them only"
+                )
+        if state["budget"] != self._budget:
+            raise CheckpointError(
+                f"this state is of a budget of {state['budget']:,}, not {self._budget:,}"
+            )
+        self._stop_watching()
+        optimizers = inner_optimizers(optimizer)
+        for name, pair in state["pairs"].items():
+            one = self._weights[name]
+            for key in ("A", "B"):
+                old = getattr(one.pair, key)
+                values = pair[key].to(old.device, old.dtype, copy=True)
+                new = nn.Parameter(values, old.requires_grad)
+                setattr(one.pair, key, new)
+                swap(optimizers, old, new, keeps_state=True)
+            for key in ("settled_A", "settled_B"):
+                like = getattr(one.pair, key)
+                values = pair[key].to(like.device, like.dtype, copy=True)
+                setattr(one.pair, key, nn.Parameter(values, requires_grad=False))
+        with torch.no_grad():
+            for name, values in state["trainable"].items():
+                own[name].copy_(values)
+        self._step, self._measured_steps = state["step"], state["measured_steps"]
+        self._is_placed, self._seed = state["is_placed"], state["seed"]
+        if self._planner is not None:
+            self._planner = Planner(self._weights, self._budget, self.config, self._seed)
+        self._pending = list(state["pending"])
+        self._asked, self._used = dict(state["asked"]), dict(state["used"])
+        self._history = [dict(event) for event in state["history"]]
+        if state["use"] is not None:
+            self._use = Use(self._weights)
+            self._use.load_state_dict(state["use"])
+        if state["sums"] is not None:
+            self._sums = GradientSums(self._weights)
+            self._sums.load_state_dict(state["sums"])
+
+    # -- placing and moving ------------------------------------------------------------------------
+
+    def _place_evenly(self, rank: int) -> None:
+        """Give every weight this rank with random rows, as LoRA does."""
+        for one in self._weights.values():
+            rows = torch.empty(min(rank, one.rows, one.columns), one.columns)
+            nn.init.kaiming_uniform_(rows, a=math.sqrt(5))
+            self._renew(one, rows.to(one.pair.A), [])
+        self._is_placed = True
+        self._history.append({"step": 0, "opened": self.ranks, "settled": {}, "dropped": {}})
+
+    def _place(self, optimizers: Sequence[Optimizer]) -> None:
+        """Spend the budget by the gradients that were measured, for the first time or anew."""
+        assert self._sums is not None
+        assert self._planner is not None
+        use, gradients = self._use, self._sums.sums()
+        self._stop_watching()
+        self._used = {} if use is None else use.by_weight()
+        chosen, self._asked = self._planner.plan(gradients, self._step)
+        if not self._is_placed and not any(map(len, chosen.values())):
+            raise UsageError(
+                "the gradients of all weights are zero, so ranks cannot be placed; check the loss"
+            )
+        event: dict[str, Any] = {"step": self._step, "opened": {}, "settled": {}, "dropped": {}}
+        for name, directions in chosen.items():
+            one = self._weights[name]
+            used = [
+                index
+                for index in range(one.pair.rank)
+                if use is None or not use.is_idle(name, index, self.config.idle)
+            ]
+            counts = len(directions), len(used), one.pair.rank - len(used)
+            for key, count in zip(("opened", "settled", "dropped"), counts, strict=True):
+                if count:
+                    event[key][name] = count
+            one.pair.settle(used)
+            self._renew(one, directions, optimizers)
+        self._history.append(event)
+        self._is_placed = True
+        self._use = Use(self._weights) if self._pending else None
+
+    def _look_ahead(self, optimizers: Sequence[Optimizer]) -> None:
+        """Measure gradients in the steps before a move, and move when it is time."""
+        if world_size() > 1:
+            raise UsageError(
+                "ranks cannot move under DistributedDataParallel, which does not know parameters "
+                "that come later; leave total_steps= out"
+            )
+        steps = self.config.measure_steps
+        if self._sums is None:
+            if self._step >= self._pending[0] - steps:
+                self._sums, self._measured_steps = GradientSums(self._weights), 0
+        elif self._step >= self._pending[0] and self._measured_steps >= steps:
+            self._pending.pop(0)
+            self._place(optimizers)
+
+    def _renew(
+        self, one: AdaptedWeight, directions: Tensor, optimizers: Sequence[Optimizer]
+    ) -> None:
+        """Let a weight train components with these directions; the other matrix starts at 0.
+
+        Parameters are new ones, so that an optimizer counts their steps from 0.
+        """
+        count = len(directions)
+        for key, shape in (("A", (count, one.columns)), ("B", (one.rows, count))):
+            old = getattr(one.pair, key)
+            values = torch.zeros(shape, dtype=old.dtype, device=old.device)
+            if key != one.pair.start:
+                values.copy_(directions if key == "A" else directions.T)
+            new = nn.Parameter(values, old.requires_grad)
+            setattr(one.pair, key, new)
+            swap(optimizers, old, new, keeps_state=False)
+
+    # -- the model ---------------------------------------------------------------------------------
+
+    def _freeze(self) -> None:
+        inside = tuple(f"{name}." for name in (*self._trainable, *inside_peft(self.model)))
+        for name, parameter in self.model.named_parameters():
+            if not name.startswith(inside):
+                parameter.requires_grad_(False)
+        for parameter in self._own_parameters().values():
+            parameter.requires_grad_(True)
+
+    def _give_back(self, *, merged: bool) -> None:
+        """Take the pairs off the model, merged into the weights or not."""
+        for one in self._weights.values():
+            one.release(merged=merged)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(self._had_gradient[name])
+
+    def _own_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of modules that train as they are, by name."""
+        inside = tuple(f"{name}." for name in self._trainable)
+        return {n: p for n, p in self.model.named_parameters() if n.startswith(inside)}
+
+    def _stop_watching(self) -> None:
+        for watcher in (self._sums, self._use):
+            if watcher is not None:
+                watcher.remove()
+        self._sums = self._use = None
+
+    def _check_not_baked(self) -> None:
+        if self._is_baked:
+            raise UsageError("the adapters are merged into the weights; make Adapt(...) anew")

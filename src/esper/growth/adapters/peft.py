@@ -1,0 +1,149 @@
+"""Adapters in the files and configurations of PEFT; nothing here imports it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from esper.growth.adapters.weights import AdaptedWeight, find_weights, inside_peft
+from esper.leyline.errors import UsageError
+
+CONFIG = "adapter_config.json"
+TENSORS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+_UNSUPPORTED: dict[str, Any] = {
+    "lora_dropout": 0.0,
+    "bias": "none",
+    "use_dora": False,
+    "lora_bias": False,
+    "layers_to_transform": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "exclude_modules": None,
+    "target_parameters": None,
+    "trainable_token_indices": None,
+    "layer_replication": None,
+}
+"""Fields of a `LoraConfig` that Esper cannot follow, with the value at which they say nothing."""
+
+
+def save_adapter(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    weights: Mapping[str, AdaptedWeight],
+    *,
+    scale: float,
+    trainable: Sequence[str],
+) -> None:
+    """Write a folder that `PeftModel.from_pretrained(model, folder)` loads.
+
+    Args:
+        folder: made where it is not there.
+        model: the adapted network.
+        weights: with their pairs.
+        scale: factor of B A.
+        trainable: modules that trained as they are, saved whole.
+    """
+    if any(inside_peft(model)):
+        raise UsageError("the model is wrapped by PEFT already; save its own adapter by PEFT")
+    tensors: dict[str, Tensor] = {}
+    ranks: dict[str, int] = {}
+    for one in weights.values():
+        left, right = one.pair.factors()
+        if not len(right):
+            continue
+        _check_known(one)
+        left, right = left.detach(), right.detach()
+        if one.pair.layout == "conv":
+            right = right.view(len(right), *one.weight.shape[1:])
+            left = left.view(*left.shape, *(1 for _ in one.weight.shape[2:]))
+        tensors[f"{_PREFIX}{one.path}.lora_A.weight"] = right.contiguous().cpu()
+        tensors[f"{_PREFIX}{one.path}.lora_B.weight"] = left.contiguous().cpu()
+        ranks[one.path] = len(right)
+    if not ranks:
+        raise UsageError("no rank is placed yet, so there is no adapter to save; train first")
+    for name, parameter in model.named_parameters():
+        if name.startswith(tuple(f"{module}." for module in trainable)):
+            tensors[f"{_PREFIX}{name}"] = parameter.detach().contiguous().cpu()
+    rank = max(ranks.values())
+    # PEFT matches the ends of names; a name that starts by ^ is matched whole.
+    patterns = {f"^{re.escape(path)}": own for path, own in ranks.items()}
+    base = getattr(getattr(model, "config", None), "_name_or_path", None)
+    config = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": base or None,
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": "|".join(re.escape(path) for path in ranks),
+        "rank_pattern": patterns,
+        "alpha_pattern": {pattern: scale * own for pattern, own in patterns.items()},
+        "fan_in_fan_out": all(
+            one.pair.layout == "transposed" for one in weights.values() if one.path in ranks
+        ),
+        "modules_to_save": list(trainable) or None,
+        "inference_mode": True,
+    }
+    into = Path(folder)
+    into.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, into / TENSORS, metadata={"format": "pt"})
+    (into / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_known(one: AdaptedWeight) -> None:
+    """Refuse a weight that PEFT adapts in another way."""
+    if one.tensor != "weight" or isinstance(one.module, nn.MultiheadAttention):
+        kind = "the projections of nn.MultiheadAttention"
+    elif getattr(one.module, "groups", 1) > 1:
+        kind = "convolutions in groups"
+    elif type(one.module).__name__.endswith("NonDynamicallyQuantizableLinear"):
+        kind = "the projections of nn.MultiheadAttention"
+    elif not one.path:
+        kind = "a model that is one layer"
+    else:
+        return
+    raise UsageError(
+        f"PEFT cannot load an adapter of {one.name} ({kind}); bake() and save the model, or leave "
+        "it out by targets="
+    )
+
+
+def read_lora_config(model: nn.Module, config: Any) -> tuple[list[str], list[str], int, float]:
+    """Return (targets, trainable modules, rank, scale) of a `LoraConfig`."""
+    if str(getattr(config, "peft_type", "")).rpartition(".")[2] != "LORA":
+        raise UsageError(f"from_peft takes a LoraConfig of PEFT, got a {type(config).__name__}")
+    for key, usual in _UNSUPPORTED.items():
+        value = getattr(config, key, usual)
+        if value and value != usual:
+            raise UsageError(f"Esper cannot follow {key}={value!r} of a LoraConfig; leave it out")
+    trainable = _ends_with(model, config.modules_to_save or ())
+    wanted = config.target_modules
+    if not wanted:
+        raise UsageError("name the layers in the LoraConfig: target_modules=[...] or 'all-linear'")
+    names = [name.rpartition(".")[0] for name in find_weights(model, trainable).weights]
+    if wanted == "all-linear":
+        found = names
+    elif isinstance(wanted, str):
+        found = [name for name in names if re.fullmatch(wanted, name)]
+    else:
+        found = [n for n in names if any(f".{n}".endswith(f".{end}") for end in wanted)]
+    if not found:
+        raise UsageError(f"target_modules={wanted!r} names no weight that could be adapted")
+    rank = config.r
+    scale = config.lora_alpha / (rank**0.5 if getattr(config, "use_rslora", False) else rank)
+    return found, trainable, rank, scale
+
+
+def _ends_with(model: nn.Module, ends: Sequence[str]) -> list[str]:
+    names = [name for name, _ in model.named_modules() if name]
+    return [name for name in names if any(f".{name}".endswith(f".{end}") for end in ends)]

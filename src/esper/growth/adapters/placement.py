@@ -1,0 +1,248 @@
+"""Where the ranks of adapters go: components of measured gradients, and a budget to spend on them.
+
+A component of a weight is a row of `A` and a column of `B`, one of which starts at 0. Its first
+gradient is that of the weight seen through the direction that the other one has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.growth.adapters.weights import AdaptedWeight
+from esper.leyline.config import Config, option
+from esper.leyline.errors import ConfigError
+from esper.utils.randomness import drawing, generator
+
+EXACT = 512
+"""Sides up to which singular vectors are computed exactly; larger ones by random projections."""
+THIN = 0.5
+"""Share of an even budget that a matrix must be able to use to train alone."""
+OVERSAMPLED = 8
+"""Random projections beyond the components that are wanted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptConfig(Config):
+    """How adapters are measured, placed and moved."""
+
+    measure_steps: int = option(
+        4, "Optimizer steps on which gradients are measured before ranks are placed.", minimum=1
+    )
+    moves: tuple[float, ...] = option(
+        (0.25, 0.5), "Shares of the run at which ranks may move; empty is never."
+    )
+    stay: float = option(
+        1.0,
+        "New components must promise this many times what those that train still do.",
+        minimum=0.0,
+    )
+    idle: float = option(
+        0.01,
+        "A component that stops training is dropped if its use is below this share of the mean.",
+        minimum=0.0,
+    )
+    coverage: float = option(
+        0.2,
+        "A pair trains its smaller matrix alone where an even budget would give it this share of "
+        "the rank that is possible; elsewhere both.",
+        minimum=0.0,
+    )
+    most: float = option(
+        2.0, "Most rank of a weight, as a multiple of its rank under an even budget.", minimum=1.0
+    )
+    scale: float = option(1.0, "Factor of B A, what PEFT calls lora_alpha / r.", above=0.0)
+    size: float = option(
+        1.5, "Length of random rows of A, where both matrices train; LoRA has 0.58.", above=0.0
+    )
+    fixed_size: float = option(
+        0.4, "Length of fixed directions, by which the right rate is about that of LoRA.", above=0.0
+    )
+
+    def __post_init__(self) -> None:
+        """Check what no type can say."""
+        super().__post_init__()
+        if any(not 0.0 < share < 1.0 for share in self.moves):
+            raise ConfigError(
+                f"AdaptConfig.moves has {self.moves}; name shares of the run between 0 and 1, as "
+                "in (0.25, 0.5)"
+            )
+
+
+@dataclass(slots=True)
+class Components:
+    """Directions that a weight could be adapted in, by falling gain."""
+
+    directions: Tensor
+    """Of inputs where B starts at 0, of outputs where A does; one a row."""
+    gains: list[float]
+    """By how much a first step of Adam on each would lower the loss, for a rate of 1."""
+
+
+def leading(gradient: Tensor, count: int, name: str) -> Tensor:
+    """Return the leading right singular directions of a gradient, at most so many.
+
+    Args:
+        gradient: of a weight, as a matrix; transposed where directions of outputs are wanted.
+        count: most directions wanted.
+        name: of the weight; random projections are drawn by it.
+    """
+    if min(gradient.shape) <= EXACT:
+        _, values, rows = torch.linalg.svd(gradient, full_matrices=False)
+    else:
+        with drawing(gradient.device, f"adapters/{name}"):
+            wanted = min(count + OVERSAMPLED, *gradient.shape)
+            _, values, columns = torch.svd_lowrank(gradient, wanted)
+        rows = columns.T
+    is_there = values > 1e-7 * values[0].clamp_min(1e-30)
+    found: Tensor = rows[is_there][:count]
+    return found
+
+
+def gains_of(gradient: Tensor, directions: Tensor) -> Tensor:
+    """Return what each direction promises, whatever its length.
+
+    Adam moves every entry by the rate, against the sign of its gradient: so the loss falls by the
+    sum of absolute gradients.
+    """
+    unit = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    gains: Tensor = (gradient @ unit.T.to(gradient)).abs().sum(0)
+    return gains
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a weight offers to the budget."""
+
+    gains: list[float]
+    """Expected gain of each further component, falling."""
+    cost: int
+    """Parameters of one component."""
+    least: int = 0
+    """Components that come before what others have beyond theirs."""
+
+
+def allocate(offers: Mapping[str, Offer], budget: int) -> dict[str, int]:
+    """Return how many components of each weight to open: greedily, by gain per parameter.
+
+    The least of every weight comes first. The parameters of all are within the budget.
+    """
+    listed = [
+        (index >= offer.least, -gain / offer.cost, name)
+        for name, offer in offers.items()
+        for index, gain in enumerate(offer.gains)
+        if gain > 0.0
+    ]
+    counts = dict.fromkeys(offers, 0)
+    for _, _, name in sorted(listed, key=lambda one: one[:2]):
+        if offers[name].cost <= budget:
+            counts[name] += 1
+            budget -= offers[name].cost
+    return counts
+
+
+def shares(gains: Mapping[str, Iterable[float]]) -> dict[str, float]:
+    """Return the share of each weight in the sum over all."""
+    sums = {name: sum(own) for name, own in gains.items()}
+    whole = sum(sums.values())
+    return {name: value / whole if whole else 0.0 for name, value in sums.items()}
+
+
+class Planner:
+    """Decides which weights get new components, how many and in which directions.
+
+    Args:
+        weights: all that can be adapted.
+        budget: most trainable parameters.
+        config: how to place.
+        seed: of random directions.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, AdaptedWeight], budget: int, config: AdaptConfig, seed: int
+    ) -> None:
+        """Choose for every weight whether both of its matrices train or the smaller one."""
+        self._weights, self._budget, self._config, self._seed = weights, budget, config, seed
+        self._choose_sides()
+        self._evenly = budget / sum(one.cost for one in weights.values())
+
+    def _choose_sides(self) -> None:
+        """Train one matrix of a pair where that covers enough, as long as the budget is used up."""
+        weights = self._weights.values()
+        evenly = self._budget / sum(one.most_rank for one in weights)
+        both = self._budget / sum(one.rows + one.columns for one in weights)
+        single = [
+            one
+            for one in weights
+            if evenly / one.most_rank >= self._config.coverage
+            # A thin matrix alone has too few parameters for what the weight would get.
+            and one.most_rank**2 >= THIN * both * (one.rows + one.columns)
+        ]
+        for one in single:
+            one.pair.train_only(one.smaller)
+        for one in sorted(single, key=lambda one: one.most_rank):
+            room = sum(other.most_rank * other.cost for other in self._weights.values())
+            if room < self._budget:
+                one.pair.train_only("A", "B")
+
+    def plan(
+        self, gradients: Mapping[str, Tensor], step: int
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Return the directions of new components by weight, and what gradients ask for in shares.
+
+        A weight that is not named keeps its components. One that is named gets these in place of
+        all that it trains now.
+        """
+        found, left = {}, self._budget
+        asked: dict[str, list[float]] = {}
+        for name, one in self._weights.items():
+            own = one.pair.rank
+            if name not in gradients or not torch.isfinite(gradients[name]).all():
+                left -= own * one.cost
+                continue
+            new = self._components(name, one, gradients[name], step)
+            asked[name] = new.gains
+            if own and not self._moves(one, new, gradients[name]):
+                left -= own * one.cost
+            else:
+                found[name] = new
+        offers = {name: self._offer(self._weights[name], new) for name, new in found.items()}
+        counts = allocate(offers, left)
+        chosen = {name: found[name].directions[:count] for name, count in counts.items()}
+        return chosen, shares(asked)
+
+    def _offer(self, one: AdaptedWeight, new: Components) -> Offer:
+        """Return what a weight offers; where both of its matrices train, the even rank is sure.
+
+        First gradients tell fixed directions well, but not which pairs will learn most later.
+        """
+        is_fixed = len(one.pair.trained) == 1
+        return Offer(new.gains, one.cost, 0 if is_fixed else int(self._evenly))
+
+    def _components(self, name: str, one: AdaptedWeight, gradient: Tensor, step: int) -> Components:
+        """Return the directions that a weight could train next, best first."""
+        most = max(1, round(self._config.most * self._evenly))
+        most = min(most, one.most_rank)
+        matrix = gradient if one.pair.start == "B" else gradient.T
+        if len(one.pair.trained) == 1:
+            size, rows = self._config.fixed_size, leading(matrix, most, name)
+        else:
+            # Rows that train find their own way, and do so best from random ones (docs/log.md).
+            chance = generator("adapters", self._seed, name, step)
+            rows = torch.randn(most, matrix.shape[1], generator=chance).to(matrix)
+            size, rows = self._config.size, rows / rows.norm(dim=1, keepdim=True)
+        gains = gains_of(matrix, rows)
+        order = gains.argsort(descending=True)
+        return Components(size * rows[order], gains[order].tolist())
+
+    def _moves(self, one: AdaptedWeight, new: Components, gradient: Tensor) -> bool:
+        """Return whether new components promise more than those that a weight trains now."""
+        if len(one.pair.trained) == 2:
+            return False
+        is_right = one.pair.start == "B"
+        directions = one.pair.A.detach() if is_right else one.pair.B.detach().T
+        now = float(gains_of(gradient if is_right else gradient.T, directions).sum())
+        return sum(new.gains[: one.pair.rank]) >= self._config.stay * now

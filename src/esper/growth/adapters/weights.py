@@ -1,0 +1,295 @@
+"""The weights of a model that can be adapted, and the low-rank pair that changes one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
+
+from esper.leyline.errors import UsageError, instead
+
+Layout = Literal["linear", "transposed", "conv"]
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+_WRAPPERS = ("FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine", "OptimizedModule")
+
+
+class LowRank(nn.Module):
+    """A parametrization that adds `scale · B A` to a weight; at rank 0 it returns the weight.
+
+    Convolutions are seen as matrices of output channels by the rest, so `A` is a convolution of the
+    same kernel into `rank` channels and `B` a convolution by 1×1.
+    """
+
+    def __init__(self, weight: Tensor, layout: Layout, scale: float) -> None:
+        """Start at rank 0, with both matrices trained."""
+        super().__init__()
+        self.layout = layout
+        self.scale = scale
+        rows, columns = matrix_shape(weight, layout)
+        self.trained: tuple[str, ...] = ("A", "B")
+        # Small changes would be lost in the sums that an optimizer makes in half precision.
+        kind = weight.dtype if weight.dtype in (torch.float32, torch.float64) else torch.float32
+        self.A = nn.Parameter(torch.zeros(0, columns, dtype=kind, device=weight.device))
+        self.B = nn.Parameter(torch.zeros(rows, 0, dtype=kind, device=weight.device))
+
+        self.settled_A = nn.Parameter(self.A.detach().clone(), requires_grad=False)
+        self.settled_B = nn.Parameter(self.B.detach().clone(), requires_grad=False)
+
+    @property
+    def rank(self) -> int:
+        """Number of components that train."""
+        return self.A.shape[0]
+
+    @property
+    def settled(self) -> int:
+        """Number of components that were trained and are frozen now."""
+        return self.settled_A.shape[0]
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Return B and A of all components, settled ones first."""
+        if not self.settled:
+            return self.B, self.A
+        return torch.cat([self.settled_B, self.B], 1), torch.cat([self.settled_A, self.A])
+
+    def train_only(self, *names: str) -> None:
+        """Train these matrices; another one stays as it is made."""
+        self.trained = names
+        self.A.requires_grad_("A" in names)
+        self.B.requires_grad_("B" in names)
+
+    @property
+    def start(self) -> str:
+        """Name of the matrix that starts at 0, so that a new component changes nothing."""
+        return self.trained[-1]
+
+    @torch.no_grad()
+    def settle(self, indices: Sequence[int]) -> None:
+        """Add copies of these components to those that are frozen."""
+        own = list(indices)
+        self.settled_A = nn.Parameter(torch.cat([self.settled_A, self.A[own]]), False)
+        self.settled_B = nn.Parameter(torch.cat([self.settled_B, self.B[:, own]], 1), False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return the adapted weight."""
+        left, right = (one.to(weight.dtype) for one in self.factors())
+        if not len(right):
+            return weight
+        if self.layout == "transposed":
+            return torch.addmm(weight, right.T, left.T, alpha=self.scale)
+        return torch.addmm(weight.flatten(1), left, right, alpha=self.scale).view_as(weight)
+
+    @torch.no_grad()
+    def merge_into(self, weight: Tensor) -> None:
+        """Add the pair to a weight, in the precision of the pair."""
+        left, right = self.factors()
+        if not len(right):
+            return
+        product = self.scale * (left @ right)
+        product = product.T if self.layout == "transposed" else product.view(weight.shape)
+        weight.copy_(weight.to(product.dtype) + product)
+
+
+def matrix_shape(weight: Tensor, layout: Layout) -> tuple[int, int]:
+    """Return (outputs, inputs) of a weight seen as a matrix."""
+    if layout == "transposed":
+        return weight.shape[1], weight.shape[0]
+    return weight.shape[0], weight[0].numel()
+
+
+def as_matrix(gradient: Tensor, layout: Layout) -> Tensor:
+    """Return a gradient of a weight as a matrix of outputs by inputs."""
+    return gradient.T if layout == "transposed" else gradient.flatten(1)
+
+
+class AdaptedWeight:
+    """One weight of a model with its low-rank pair, until it is released."""
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        tensor: str,
+        layout: Layout,
+        scale: float,
+    ) -> None:
+        """Put the pair on the weight, at rank 0."""
+        self.name = name
+        self.module = module
+        self.tensor = tensor
+        self._order = list(module._parameters)
+        weight = module._parameters[tensor]
+        assert weight is not None
+        self.weight = weight
+        self.pair = LowRank(weight, layout, scale)
+        self.rows, self.columns = matrix_shape(weight, layout)
+        parametrize.register_parametrization(module, tensor, self.pair, unsafe=True)
+
+    @property
+    def cost(self) -> int:
+        """Trainable parameters of one component."""
+        sizes = {"A": self.columns, "B": self.rows}
+        return sum(sizes[name] for name in self.pair.trained)
+
+    @property
+    def smaller(self) -> str:
+        """Name of the matrix with fewer parameters."""
+        return "B" if self.rows <= self.columns else "A"
+
+    @property
+    def most_rank(self) -> int:
+        """The rank of any change of the weight."""
+        return min(self.rows, self.columns)
+
+    @property
+    def path(self) -> str:
+        """Name of the module that has the weight."""
+        return self.name.rpartition(".")[0]
+
+    def release(self, *, merged: bool) -> None:
+        """Take the pair off the weight, which is itself again, with the pair merged or without."""
+        if merged:
+            self.pair.merge_into(self.weight)
+        parametrize.remove_parametrizations(self.module, self.tensor, leave_parametrized=False)
+        own = self.module._parameters
+        # The order of parameters is that of optimizers and their checkpoints.
+        for name in self._order:
+            if name in own:
+                own[name] = own.pop(name)
+
+
+# ---- Which weights of a model are adapted, and why others are not
+
+
+@dataclass(slots=True)
+class Eligible:
+    """A weight that can be adapted."""
+
+    module: nn.Module
+    tensor: str
+    layout: Layout
+
+
+@dataclass(slots=True)
+class FoundWeights:
+    """The weights of a model that can be adapted, by name, and why others cannot be."""
+
+    weights: dict[str, Eligible] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def choose(self, targets: str | Sequence[str]) -> dict[str, Eligible]:
+        """Return the weights of these modules, or all of them for 'auto'; refuse what is none."""
+        if targets == "auto":
+            if not self.weights:
+                why = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+                raise UsageError(
+                    "found no weight that could be adapted; it must be of an nn.Linear, nn.Conv1d, "
+                    "nn.Conv2d, nn.MultiheadAttention or Hugging Face's Conv1D"
+                    + (f" ({why})" if why else "")
+                )
+            return dict(self.weights)
+        asked = [targets] if isinstance(targets, str) else list(targets)
+        chosen: dict[str, Eligible] = {}
+        for target in asked:
+            found = {name: one for name, one in self.weights.items() if _is_meant(name, target)}
+            if not found:
+                refused = {n: why for n, why in self.reasons.items() if _is_meant(n, target)}
+                if refused:
+                    name, reason = next(iter(refused.items()))
+                    raise UsageError(f"{name} cannot be adapted: {reason}")
+                known = [name.rpartition(".")[0] for name in self.weights]
+                raise UsageError(f"no weight to adapt is named {target!r}{instead(target, known)}")
+            chosen |= found
+        return {name: one for name, one in self.weights.items() if name in chosen}
+
+
+def _is_meant(weight: str, target: str) -> bool:
+    """Return whether a target names a weight, its module or the end of the module's name."""
+    module = weight.rpartition(".")[0]
+    return target == weight or module == target or f".{module}".endswith(f".{target}")
+
+
+def find_weights(model: nn.Module, trainable: Sequence[str] = ()) -> FoundWeights:
+    """Return the weights of a model that can be adapted, outside modules that train as they are."""
+    found = FoundWeights()
+    owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    outside = tuple(f"{name}." for name in (*trainable, *inside_peft(model)))
+    for path, module in model.named_modules():
+        for tensor, layout in _weights_of(module):
+            name = f"{path}.{tensor}" if path else tensor
+            if f"{path}.".startswith(outside):
+                continue
+            reason = _why_not(module, tensor, owners)
+            if reason:
+                found.reasons[name] = reason
+            else:
+                found.weights[name] = Eligible(module, tensor, layout)
+    return found
+
+
+def inside_peft(model: nn.Module) -> Iterator[str]:
+    """Yield the names of modules that PEFT adapts or trains already."""
+    for path, module in model.named_modules():
+        if _is_of_peft(module) and path:
+            yield path
+
+
+def _is_of_peft(module: nn.Module) -> bool:
+    own = type(module).__module__.partition(".")[0] == "peft"
+    return own and (hasattr(module, "base_layer") or hasattr(module, "modules_to_save"))
+
+
+def _weights_of(module: nn.Module) -> Iterator[tuple[str, Layout]]:
+    """Yield the weights of a module that are matrices or filters."""
+    if isinstance(module, nn.MultiheadAttention):
+        for tensor in _ATTENTION:
+            if module._parameters.get(tensor) is not None or parametrize.is_parametrized(
+                module, tensor
+            ):
+                yield tensor, "linear"
+    elif isinstance(module, _CONVOLUTIONS):
+        yield "weight", "conv"
+    elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+        yield "weight", "transposed"
+    elif isinstance(module, nn.Linear) or (
+        # Quantised layers have the sizes of a linear one, and a weight of another kind.
+        hasattr(module, "in_features") and hasattr(module, "weight")
+    ):
+        yield "weight", "linear"
+
+
+def _why_not(module: nn.Module, tensor: str, owners: Counter[int]) -> str:
+    """Return why a weight cannot be adapted; empty where it can be."""
+    if parametrize.is_parametrized(module, tensor):
+        return "it has a parametrization already; remove that first"
+    weight = module._parameters.get(tensor)
+    if weight is None or not weight.is_floating_point() or weight.itemsize < 2:
+        return f"the weight of a {type(module).__name__} is quantised; load the model unquantised"
+    if owners[id(weight)] > 1:
+        return "it is tied to another weight; untie them, or adapt other weights"
+    if isinstance(weight, nn.parameter.UninitializedParameter):
+        return "it has no shape yet; call the model on a batch first"
+    if weight.dim() < 2:
+        return "it is not a matrix"
+    if weight.dim() > 2 and not isinstance(module, _CONVOLUTIONS):
+        return f"it has {weight.dim()} dimensions, and is no convolution"
+    return ""
+
+
+def check_bare(model: nn.Module) -> None:
+    """Refuse a model that is wrapped for several processes or compiled."""
+    name = type(model).__name__
+    if isinstance(model, DistributedDataParallel | FSDPModule) or name in _WRAPPERS:
+        raise UsageError(
+            f"give Adapt the model itself and wrap it in {name} afterwards: its wrapper does not "
+            "know parameters that come later"
+        )

@@ -1,0 +1,331 @@
+"""Adapt in plain loops: budgets, identity at the start, moving, baking, resuming, refusals."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DataParallel
+
+import esper
+from esper.growth.adapters.adapt import Adapt
+from esper.growth.adapters.placement import AdaptConfig
+from esper.leyline.errors import CheckpointError, UsageError
+
+STEPS = 24
+
+
+class Net(nn.Module):
+    """Convolutions, attention and linear layers, with a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3, stride=2)
+        self.attention = nn.TransformerEncoderLayer(6, 2, 24, dropout=0.0, batch_first=True)
+        self.wide = nn.Linear(6, 40)
+        self.head = nn.Linear(40, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).flatten(2).transpose(1, 2)
+        return self.head(F.gelu(self.wide(self.attention(x).mean(1))))
+
+
+def make() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    chance = torch.Generator().manual_seed(step)
+    x = torch.randn(16, 1, 9, 9, generator=chance)
+    return x, (x.mean((1, 2, 3)) > 0).long() + (x[:, 0, 4, 4] > 0).long()
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    x, y = batch(step)
+    return F.cross_entropy(model(x), y)
+
+
+def adamw(adapters: Adapt) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(adapters.parameters(), lr=0.01)
+
+
+def train(adapters: Adapt, optimizer: Any, start: int, stop: int) -> list[float]:
+    losses = []
+    for step in range(start, stop):
+        loss = loss_of(adapters.model, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        adapters.step(optimizer)
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def test_the_budget_holds_at_every_step_and_the_base_is_not_touched() -> None:
+    model = make()
+    base = {name: p.detach().clone() for name, p in model.named_parameters()}
+    adapters = esper.Adapt(model, budget=500, total_steps=STEPS)
+    optimizer = adamw(adapters)
+    for step in range(STEPS):
+        train(adapters, optimizer, step, step + 1)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        own = {id(p) for p in adapters.parameters()}
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        assert own == held
+        if adapters.is_placed and adapters._sums is None:
+            assert {id(p) for p in trained} == own
+            assert 0 < sum(p.numel() for p in trained) == adapters.count_parameters() <= 500
+    # Every one of them is frozen in its place.
+    for name, one in adapters.weights.items():
+        assert torch.equal(one.weight, base[name])
+    assert len(adapters.history) == 3
+
+
+def test_the_start_is_exactly_the_model() -> None:
+    model, x = make(), batch(0)[0]
+    before = model(x)
+    adapters = Adapt(model, 500)
+    train(adapters, adamw(adapters), 0, 4)
+    assert adapters.is_placed
+    assert adapters.count_parameters() > 100
+    assert torch.equal(model(x), before)
+
+
+def test_adapters_learn() -> None:
+    model = make()
+    adapters = Adapt(model, 1_000, total_steps=120)
+    losses = train(adapters, torch.optim.AdamW(adapters.parameters(), lr=0.02), 0, 120)
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_baking_gives_the_model_back(dtype: torch.dtype) -> None:
+    model = make().to(dtype)
+    model.head.bias.requires_grad_(False)
+    kinds = [type(one) for one in model.modules()]
+    keys = list(model.state_dict())
+    adapters = Adapt(model, 500, total_steps=STEPS, trainable="head")
+    optimizer = adamw(adapters)
+    for step in range(STEPS):
+        x, y = batch(step)
+        F.cross_entropy(model(x.to(dtype)), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        adapters.step(optimizer)
+    x = batch(0)[0].to(dtype)
+    adapted = model(x)
+    assert adapters.bake() is model
+    close = (
+        {"rtol": 1e-12, "atol": 1e-12} if dtype is torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
+    )
+    torch.testing.assert_close(model(x), adapted, **close)
+    assert [type(one) for one in model.modules()] == kinds
+    assert list(model.state_dict()) == keys
+    assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["head.bias"]
+    with pytest.raises(UsageError, match="merged into the weights"):
+        adapters.step(optimizer)
+
+
+@pytest.mark.parametrize("stop", [2, 4, 9, 13])
+@pytest.mark.parametrize("optimizer_first", [True, False])
+def test_a_resumed_run_is_the_same_to_the_bit(stop: int, optimizer_first: bool) -> None:
+    """Stopped while gradients are measured, just placed, in between, and before a second move."""
+    model = make()
+    whole = Adapt(model, 500, total_steps=STEPS, trainable=["head"])
+    expected = train(whole, adamw(whole), 0, STEPS)
+    adapters = Adapt(make(), 500, total_steps=STEPS, trainable=["head"])
+    optimizer = adamw(adapters)
+    losses = train(adapters, optimizer, 0, stop)
+    file = io.BytesIO()
+    torch.save({"adapters": adapters.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    torch.manual_seed(9)
+    fresh = copy.deepcopy(Net())
+    fresh.load_state_dict(make().state_dict())
+    torch.manual_seed(1)
+    adapters = Adapt(fresh, 500, total_steps=STEPS, trainable=["head"])
+    if optimizer_first:
+        optimizer = adamw(adapters)
+        adapters.load_state_dict(state["adapters"], optimizer)
+    else:
+        adapters.load_state_dict(state["adapters"])
+        optimizer = adamw(adapters)
+    optimizer.load_state_dict(state["optimizer"])
+    losses += train(adapters, optimizer, stop, STEPS)
+    assert losses == expected
+    assert adapters.history == whole.history
+    for name, one in whole.state_dict()["pairs"].items():
+        for key, value in one.items():
+            assert torch.equal(adapters.state_dict()["pairs"][name][key], value), (name, key)
+
+
+def test_moving_keeps_what_was_learned_and_starts_optimizer_state_anew() -> None:
+    model, x = make(), batch(0)[0]
+    adapters = Adapt(
+        model,
+        120,
+        trainable="head",
+        total_steps=40,
+        config=AdaptConfig(stay=0.0, coverage=0.0, idle=0.0),
+    )
+    optimizer = adamw(adapters)
+    train(adapters, optimizer, 0, 9)
+    before = {name: one.pair.rank for name, one in adapters.weights.items() if one.pair.rank}
+    loss_of(model, 9).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    outputs = model(x)
+    adapters.step(optimizer)
+    assert adapters.history[-1]["step"] == 10
+    assert adapters.history[-1]["settled"] == before
+    torch.testing.assert_close(model(x), outputs)
+    pairs = [p for p in adapters.parameters() if p not in set(model.head.parameters())]
+    assert not any(p in optimizer.state for p in pairs)
+    train(adapters, optimizer, 10, 11)
+    states = [optimizer.state[p] for p in pairs if p in optimizer.state]
+    assert states
+    assert {float(state["step"]) for state in states} == {1.0}
+
+
+def test_components_that_were_never_used_are_dropped() -> None:
+    adapters = Adapt(
+        make(), 500, total_steps=40, config=AdaptConfig(stay=0.0, coverage=0.0, idle=1e9)
+    )
+    train(adapters, adamw(adapters), 0, 10)
+    assert adapters.history[-1]["dropped"]
+    assert all(one.pair.settled == 0 for one in adapters.weights.values())
+
+
+def test_a_uniform_rank_is_plain_lora() -> None:
+    model = make()
+    torch.manual_seed(3)
+    adapters = Adapt(model, rank=2, targets=["wide", "head"])
+    assert adapters.ranks == {"wide.weight": 2, "head.weight": 2}
+    assert adapters.count_parameters() == adapters.budget == 2 * (46 + 43)
+    pair = adapters.weights["wide.weight"].pair
+    bound = 6**-0.5
+    assert 0.3 * bound < float(pair.A.detach().abs().mean()) < 0.7 * bound
+    assert not pair.B.detach().any()
+    train(adapters, adamw(adapters), 0, 3)
+    assert pair.B.detach().any()
+    assert len(adapters.history) == 1
+
+
+def test_ranks_go_where_the_gradient_is() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"used": nn.Linear(8, 8), "unused": nn.Linear(8, 8)})
+    adapters = Adapt(model, 64)
+    optimizer = adamw(adapters)
+    for _ in range(4):
+        model["used"](torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        adapters.step(optimizer)
+    assert adapters.ranks == {"used.weight": 8, "unused.weight": 0}
+    table = str(adapters)
+    assert "used.weight" in table
+    assert "100.0%" in table
+    assert "64 of 64 parameters in adapters; 1 other weights have no rank" in table
+
+
+def test_gradients_of_weights_are_seen_by_nobody_else() -> None:
+    model = make()
+    adapters = Adapt(model, 500, trainable="head")
+    optimizer = adamw(adapters)
+    loss_of(model, 0).backward()
+    assert all(one.weight.grad is None for one in adapters.weights.values())
+    assert model.head.weight.grad is not None
+    adapters.step(optimizer)
+
+
+def test_ranks_can_be_placed_before_training() -> None:
+    model = make()
+    adapters = Adapt(model, 500, trainable="head")
+    adapters.measure(range(3), lambda step: loss_of(model, step))
+    assert adapters.is_placed
+    assert model.head.weight.grad is None
+    optimizer = adamw(adapters)
+    before = adapters.ranks
+    train(adapters, optimizer, 0, 6)
+    assert adapters.ranks == before
+    with pytest.raises(UsageError, match="ranks are placed already"):
+        adapters.measure(range(3), lambda step: loss_of(model, step))
+
+
+def test_gradient_accumulation_and_clipping() -> None:
+    model = make()
+    adapters = Adapt(model, 500, total_steps=20)
+    optimizer = adamw(adapters)
+    for step in range(20):
+        for part in range(2):
+            loss_of(model, 2 * step + part).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        adapters.step(optimizer)
+    assert adapters.history[0]["step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("make_adapters", "told"),
+    [
+        (lambda: Adapt(make()), "either how much may be trained"),
+        (lambda: Adapt(make(), 500, rank=2), "either how much may be trained"),
+        (lambda: Adapt(make(), 2), "budget=2 is too small for one rank anywhere; the least is"),
+        (lambda: Adapt(nn.LayerNorm(4), 500), "found no weight that could be adapted"),
+        (lambda: Adapt(make(), 500, trainable="tail"), "names 'tail', which is no module"),
+        (lambda: Adapt(make(), 500, targets="tail"), "no weight to adapt is named 'tail'"),
+        (lambda: Adapt(DataParallel(make()), 500), "wrap it in DataParallel afterwards"),
+    ],
+)
+def test_refusals(make_adapters: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told) as caught:
+        make_adapters()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_was_refused_is_as_it_was() -> None:
+    model = make()
+    with pytest.raises(UsageError, match="too small"):
+        Adapt(model, 2)
+    assert list(model.state_dict()) == list(make().state_dict())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_the_table_shows_gradient_and_use() -> None:
+    adapters = Adapt(make(), 150, total_steps=STEPS)
+    train(adapters, adamw(adapters), 0, STEPS)
+    head, *rows, last = str(adapters).splitlines()
+    assert head.split() == ["weight", "shape", "rank", "parameters", "gradient", "use"]
+    use = [float(row.split()[-1].removesuffix("%")) for row in rows]
+    assert sum(use) == pytest.approx(100, abs=1)
+    assert last.startswith(f"{adapters.count_parameters()} of 150 parameters in adapters")
+
+
+def test_an_optimizer_that_does_not_hold_the_adapters_is_refused() -> None:
+    model = make()
+    adapters = Adapt(model, 500)
+    with pytest.raises(UsageError, match=r"make it from adapters\.parameters\(\)"):
+        adapters.step(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+    with pytest.raises(UsageError, match="LBFGS keeps no state"):
+        adapters.step(torch.optim.LBFGS(adapters.parameters()))
+    optimizer = adamw(adapters)
+    for _ in range(39):
+        adapters.step(optimizer)
+    with pytest.raises(UsageError, match="no gradient reached the weights in 40 steps"):
+        adapters.step(optimizer)
+
+
+def test_a_state_of_another_model_or_budget_is_refused() -> None:
+    state = Adapt(make(), 500).state_dict()
+    with pytest.raises(CheckpointError, match="other weights"):
+        Adapt(make(), 500, targets="wide").load_state_dict(state)
+    with pytest.raises(CheckpointError, match="a budget of 500, not 600"):
+        Adapt(make(), 600).load_state_dict(state)

@@ -1,0 +1,72 @@
+"""Adapters in two real processes (gloo): placed alike, trained alike, and never moved."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from esper.growth.adapters.adapt import Adapt
+from esper.leyline.errors import UsageError
+from tests.growth.adapters.test_adapt import adamw, loss_of, make, train
+
+WORLD = 2
+PROGRAM = """
+import sys
+from tests.growth.adapters import test_adapt_distributed as here
+here.play(sys.argv[1], int(sys.argv[2]))
+"""
+
+
+def play(folder: str, rank: int) -> None:
+    """Go through the whole life of adapters as one of two processes."""
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=WORLD,
+        timeout=timedelta(seconds=60),
+    )
+    model = make()
+    # Whoever seeds every process by its rank gets the same adapters nevertheless.
+    torch.manual_seed(rank)
+    adapters = Adapt(model, 500)
+    adapters.measure(range(3), lambda step: loss_of(model, WORLD * step + rank))
+    wrapped = DistributedDataParallel(model)
+    optimizer = adamw(adapters)
+    for step in range(5):
+        loss_of(wrapped, WORLD * step + rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        adapters.step(optimizer)
+    print("ranks", sorted(adapters.ranks.items()))
+    print("sum", [round(float(p.detach().double().sum()), 10) for p in adapters.parameters()])
+    moving = Adapt(make(), 500, total_steps=20)
+    try:
+        train(moving, adamw(moving), 0, 20)
+    except UsageError as error:
+        print("refused", error)
+    dist.destroy_process_group()
+
+
+def test_two_processes_have_the_same_adapters(tmp_path: Path) -> None:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(tmp_path), str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORLD)
+    ]
+    ended = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0], ended[0][1] + ended[1][1]
+    first, second = (out.splitlines() for out, _ in ended)
+    assert first == second
+    assert [line.split()[0] for line in first] == ["ranks", "sum", "refused"]
+    assert "leave total_steps= out" in first[2]
