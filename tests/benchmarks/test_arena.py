@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks._arena import MEMBERS, members_of, wider
 from benchmarks.tune_hosts import best_by_member, rates_by_size
 from esper.lab.tasks import Member, get_family
@@ -22,7 +24,7 @@ def test_members_of_a_family_are_measured_at_their_tuned_rate() -> None:
 
 def test_a_wider_host_is_the_same_task_otherwise() -> None:
     member = Member(data="cifar16", width=4, train_size=2_000)
-    assert wider(member, 1.5) == member.replace(width=6)
+    assert wider(member, 1.5) == replace(member, width=6)
 
 
 def record(width: int, rate: float, val: float) -> dict[str, object]:

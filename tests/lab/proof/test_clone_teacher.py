@@ -34,6 +34,7 @@ def row(stages: list[SeedStage], blueprints: list[int], **changes: Any) -> RowVi
     """Return a row of 20 epochs in which everything is legal and fits."""
     values: dict[str, Any] = {
         **{"epoch": 5, "horizon": 20, "score": 0.0, "best_score": 0.0, "plateau_epochs": 0},
+        "loss_history": [1.0] * 5,
         **{"stabilized": True, "rolled_back": False, "last_op": 0, "last_success": True},
         **{"enabled": [True, True], "stage": [int(each) for each in stages]},
         **{"blueprint": blueprints, "algorithm": [0, 0], "alpha_mode": [int(AlphaMode.HOLD)] * 2},

@@ -380,6 +380,10 @@ def checksum(config: ProveConfig) -> str:
         for name, value in config.play.population.to_mapping().items()
         if name not in EXECUTION_SETTINGS
     }
+    # Checksums are older than this setting, whose default changes nothing: hosts here train.
+    if population["lifecycle"]["immediate"] == "auto":
+        life = {k: v for k, v in population["lifecycle"].items() if k != "immediate"}
+        population["lifecycle"] = life
     decides = {
         "seeds": config.seeds,
         "opening": config.opening,
