@@ -25,6 +25,7 @@ here.play(sys.argv[1], int(sys.argv[2]))
 
 def play(folder: str, rank: int) -> None:
     """Go through the whole life of adapters as one of two processes."""
+    torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/meeting",
@@ -50,7 +51,9 @@ def play(folder: str, rank: int) -> None:
     try:
         train(moving, adamw(moving), 0, 20)
     except UsageError as error:
-        print("refused", error)
+        print("refused", error, flush=True)
+    # One that leaves while the other still talks to it may leave that one hanging.
+    dist.barrier()
     dist.destroy_process_group()
 
 
@@ -64,7 +67,12 @@ def test_two_processes_have_the_same_adapters(tmp_path: Path) -> None:
         )
         for rank in range(WORLD)
     ]
-    ended = [process.communicate(timeout=120) for process in started]
+    try:
+        ended = [process.communicate(timeout=120) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
     assert [process.returncode for process in started] == [0, 0], ended[0][1] + ended[1][1]
     first, second = (out.splitlines() for out, _ in ended)
     assert first == second
