@@ -276,7 +276,9 @@ def test_rules_decide_for_a_network_unlike_all_that_it_saw(
     own, policy = pair(shipped)
     rules = HeuristicController(context(3))
     rules.reset(2, "cpu")
-    with pytest.warns(EsperWarning, match=r"1 of 2 networks are unlike .* \(budget_used is \d+\."):
+    with pytest.warns(
+        EsperWarning, match=r"1 of 2 networks are unlike .* \(its number of parameters is \d+\."
+    ):
         found = own.act(signals, masks)
     learned, written = policy.act(signals, masks), rules.act(signals, masks)
     assert (own.decides(0), own.decides(1)) == (True, False)
@@ -309,6 +311,6 @@ def test_limits_beyond_those_it_learned_under_do_not_make_it_wait(
     wide = replace(signals, params=signals.params[[0, 0]], host_params=signals.params[[0, 0]])
     wide = replace(wide, param_limit=20 * wide.params)
     own = pair(shipped)[0]
-    with pytest.warns(EsperWarning, match=r"2 of 2 networks .*\(param_limit_left is"):
+    with pytest.warns(EsperWarning, match=r"2 of 2 networks .*\(its limit on parameters is"):
         own.act(wide, masks)
     assert not own.decides()

@@ -129,7 +129,11 @@ class Tamiyo:
 # ---- Networks unlike those that it learned on are left to rules
 
 
-FACTS = ("budget_used", "param_limit_left", "flop_limit_left")
+FACTS = {
+    "budget_used": "its number of parameters",
+    "param_limit_left": "its limit on parameters",
+    "flop_limit_left": "its limit on operations",
+}
 """What tells a stranger: its size and its limits. Curves do not, and in short runs it hurries."""
 
 FARTHEST = 4.0
@@ -214,7 +218,7 @@ class TamiyoController(LearnedController):
         if len(places) < len(FACTS):
             return [""] * signals.rows  # the documents' layout is for one host
         away = ((self._last.raw - normalizer.mean) * normalizer.scale)[:, places]
-        found = []
+        found, words = [], list(FACTS.values())
         for row, is_frozen in enumerate((signals.host_params == 0).tolist()):
             # A smaller network, or less room to grow, is nothing new: it takes what fits.
             index = int(away[row].argmax())
@@ -222,7 +226,7 @@ class TamiyoController(LearnedController):
             if is_frozen:
                 found.append("nothing of its host trains")
             elif distance > FARTHEST:
-                found.append(f"{FACTS[index]} is {distance:.1f} standard deviations above")
+                found.append(f"{words[index]} is {distance:.1f} standard deviations above")
             else:
                 found.append("")
         return found
