@@ -7,28 +7,19 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
+from esper.growth.depth.blocks import unwrap_optimizers
 from esper.leyline.errors import UsageError
 
 
 def inner_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """Return optimizers without what trainers wrap around them."""
-    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    found = []
-    for one in given:
-        # Accelerate and Lightning keep the owner's optimizer under this name.
-        while isinstance(inner := getattr(one, "optimizer", None), Optimizer):
-            one = inner
-        if not isinstance(one, Optimizer):
-            raise UsageError(
-                "adapters.step takes a torch.optim.Optimizer or several of them, got a "
-                f"{type(one).__name__}"
-            )
+    """Return optimizers unwrapped; those under which ranks cannot change are refused."""
+    found = unwrap_optimizers(optimizer)
+    for one in found:
         if type(one).__name__ in ("LBFGS", "ZeroRedundancyOptimizer"):
             raise UsageError(
                 f"{type(one).__name__} keeps no state of its own for every parameter, so ranks "
                 "cannot change under it; use AdamW or SGD"
             )
-        found.append(one)
     return found
 
 

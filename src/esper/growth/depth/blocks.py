@@ -55,11 +55,10 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
             return found
 
 
-def inner_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+def unwrap_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     """Return optimizers without what trainers wrap around them."""
-    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     found = []
-    for one in given:
+    for one in [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer):
         # Accelerate and Lightning keep the owner's optimizer under this name.
         while isinstance(inner := getattr(one, "optimizer", None), Optimizer):
             one = inner
@@ -68,10 +67,17 @@ def inner_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimiz
                 f"an optimizer must be a torch.optim.Optimizer or several of them, got a "
                 f"{type(one).__name__}"
             )
+        found.append(one)
+    return found
+
+
+def inner_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    """Return optimizers unwrapped; those under which blocks cannot be copied are refused."""
+    found = unwrap_optimizers(optimizer)
+    for one in found:
         for kind in type(one).__mro__:
             if reason := _REFUSED_OPTIMIZERS.get(kind.__name__):
                 raise UsageError(f"blocks cannot be copied under {kind.__name__}: {reason}")
-        found.append(one)
     return found
 
 
