@@ -52,7 +52,7 @@ PLANS: dict[str, tuple[tuple[float, int], ...]] = {
 }
 """By name: from which share of the budget on there are how many blocks."""
 
-BATCH, TOKENS, EVALUATIONS, DECAY = 32, 64, 20, 0.2
+BATCH, TOKENS, EVALUATIONS, DECAY = 32, 64, 30, 0.2
 VALIDATION, TEST = 512, 2048
 RATES = {"cnn": 3e-3, "vit": 2e-3, "gpt": 4e-3}
 WIDTHS = {"cnn": 24, "vit": 48, "gpt": 48}
@@ -87,7 +87,7 @@ def draw_members(seed: int, count: int) -> list[Member]:
             )
             samples = int(draw.choice([500, 2000, 8000, 20000]))
             noise = 0.0 if kind == "gpt" else float(draw.choice([0.0, 0.3, 0.6]))
-            steps = int(draw.choice([500, 1500, 4500, 12000]))
+            steps = int(draw.choice([500, 1500, 4500, 13500]))
             found.append(Member(kind, data, samples, noise, steps))
     return found
 
@@ -236,8 +236,11 @@ class Row:
     spent: float = 0.0
     """FLOPs so far, as a share of the budget."""
     best: float = math.inf
-    score: float = math.nan
-    curve: list[tuple[float, float, float]] | None = None
+    kept: Weights | None = None
+    """Weights where the validation loss was best, and how many blocks they have."""
+    kept_blocks: int = 0
+    curve: list[tuple[float, float, float, float]] | None = None
+    """Share of the budget; losses in training and validation; errors in validation."""
 
     def share_of_step(self, blocks: int) -> float:
         """Return what share of its budget a step takes."""
@@ -280,6 +283,19 @@ class Data:
             random = torch.randint(10, (count,), generator=draw)
             self.labels[number, :count] = torch.where(wrong, random, whole[chosen])
         self.samples, self.labels = self.samples.to(device), self.labels.to(device)
+        self.members = members
+
+    def validation(self, kind: str, name: str, numbers: list[int]) -> tuple[Tensor, Tensor]:
+        """Return inputs and, for every row, targets that are wrong as often as in training."""
+        x, y = self.held_out(kind, name, VALIDATION, 0)
+        told = y.expand(len(numbers), *y.shape).clone()
+        if kind != "gpt":
+            for place, number in enumerate(numbers):
+                draw = torch.Generator().manual_seed(5000 + number)
+                wrong = torch.rand(len(y), generator=draw) < self.members[number].noise
+                random = torch.randint(10, (len(y),), generator=draw)
+                told[place] = torch.where(wrong.to(y.device), random.to(y.device), y)
+        return x, told
 
     def read(self, kind: str, name: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the inputs at these places, and the next bytes of text."""
@@ -304,7 +320,9 @@ class Data:
         return x, self.sets[f"{name}.test_y"][skip : skip + count].long()
 
 
-def train_stage(rows: list[Row], blocks: int, ends: list[float], data: Data) -> None:
+def train_stage(
+    rows: list[Row], blocks: int, ends: list[float], data: Data, rate_factor: float
+) -> None:
     """Train rows of one kind and data set with so many blocks, each to its own share of budget."""
     kind, name, device = rows[0].member.kind, rows[0].member.data, data.device
     assert all((row.member.kind, row.member.data) == (kind, name) for row in rows)
@@ -328,6 +346,7 @@ def train_stage(rows: list[Row], blocks: int, ends: list[float], data: Data) -> 
     spent = torch.tensor([row.spent for row in rows], dtype=torch.float64)
     x_buffer = torch.zeros(count, BATCH, dtype=torch.int64, device=device)
     rate = torch.zeros(count, device=device)
+    seen_loss = torch.zeros(count, device=device)
     use_bf16 = device.type == "cuda"
 
     def step() -> None:
@@ -338,7 +357,9 @@ def train_stage(rows: list[Row], blocks: int, ends: list[float], data: Data) -> 
         with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
             logits = forward(kind, w, blocks, x)
         loss = F.cross_entropy(logits.float().flatten(0, -2), y.flatten(), reduction="none")
-        total = loss.view(count, -1).mean(1).sum()
+        each = loss.view(count, -1).mean(1)
+        seen_loss.add_(torch.where(rate > 0, each.detach(), 0.0))
+        total = each.sum()
         grads = torch.autograd.grad(total, list(w.values()))
         # Clipped row by row.
         norm = sum(g.flatten(1).square().sum(1) for g in grads).sqrt()  # type: ignore[union-attr]
@@ -372,10 +393,12 @@ def train_stage(rows: list[Row], blocks: int, ends: list[float], data: Data) -> 
         with torch.no_grad():
             for key, p in w.items():
                 p.copy_(kept[key])
+        seen_loss.zero_()
 
     draw = torch.Generator(device).manual_seed(int(number.sum()) + blocks)
-    val = data.held_out(kind, name, VALIDATION, 0)
-    test = data.held_out(kind, name, TEST, VALIDATION)
+    val_x, val_y = data.validation(kind, name, [row.number for row in rows])
+    before = [0] * count
+    """At which step of this stage the training loss was read last."""
     counts = data.counts[number][:, None]
     due = [1 + int(EVALUATIONS * float(share) - 1e-9) for share in spent]
     longest = int(steps.max())
@@ -386,7 +409,7 @@ def train_stage(rows: list[Row], blocks: int, ends: list[float], data: Data) -> 
         factor = ((1.0 - share) / DECAY).clamp(0.0, 1.0) * (at < steps)
         # The last step of a run has a rate too.
         factor = torch.where((at < steps) & (share >= 1.0 - 1e-9), 1e-3, factor)
-        rate.copy_((RATES[kind] * factor).float())
+        rate.copy_((RATES[kind] * rate_factor * factor).float())
         x_buffer.copy_((torch.rand(count, BATCH, device=device, generator=draw) * counts).long())
         if graph is None:
             step()
@@ -404,17 +427,22 @@ def train_stage(rows: list[Row], blocks: int, ends: list[float], data: Data) -> 
         if not ready:
             continue
         chosen = {key: p.detach()[ready] for key, p in w.items()}
-        losses = measure(kind, chosen, blocks, val)[0].tolist()
-        scores, errors = (each.tolist() for each in measure(kind, chosen, blocks, test))
+        found = measure(kind, chosen, blocks, (val_x, val_y[ready]))
+        losses, errors = (each.tolist() for each in found)
+        sums = seen_loss[ready].tolist()
+        seen_loss[ready] = 0.0
         for place, i in enumerate(ready):
             row = rows[i]
             closed[i] = at + 1 >= int(steps[i])
             due[i] = EVALUATIONS + 1 if closed[i] else 1 + int(EVALUATIONS * float(share[i]) + 1e-9)
+            now = min(at + 1, int(steps[i]))
+            trained = sums[place] / max(now - before[i], 1)
+            before[i] = now
             assert row.curve is not None
-            row.curve.append((round(float(share[i]), 4), losses[place], errors[place]))
+            row.curve.append((float(share[i]), trained, losses[place], errors[place]))
             if losses[place] < row.best:
-                row.best = losses[place]
-                row.score = scores[place] if kind == "gpt" else errors[place]
+                row.best, row.kept_blocks = losses[place], blocks
+                row.kept = {key: value[place].clone() for key, value in chosen.items()}
     for i, row in enumerate(rows):
         row.weights = {key: p[i].detach().clone() for key, p in w.items()}
         row.first = {key: value[i].clone() for key, value in m.items()}
@@ -427,13 +455,12 @@ def train_stage(rows: list[Row], blocks: int, ends: list[float], data: Data) -> 
 def measure(
     kind: str, w: Weights, blocks: int, split: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean loss and the share of errors of every row."""
+    """Return the mean loss and the share of errors of every row; targets are [rows, samples]."""
     rows = len(w["head"])
     losses, errors, seen = torch.zeros(rows), torch.zeros(rows), 0
-    for x, y in zip(split[0].split(256), split[1].split(256), strict=True):
+    for x, wanted in zip(split[0].split(256), split[1].split(256, 1), strict=True):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.device.type == "cuda"):
             logits = forward(kind, w, blocks, x.expand(rows, *x.shape))
-        wanted = y.expand(rows, *y.shape)
         loss = F.cross_entropy(logits.float().flatten(0, -2), wanted.flatten(), reduction="none")
         losses += loss.view(rows, -1).mean(1).cpu() * len(x)
         errors += (logits.argmax(-1) != wanted).float().flatten(1).mean(1).cpu() * len(x)
@@ -441,7 +468,26 @@ def measure(
     return losses / seen, errors / seen
 
 
-def play(rows: list[Row], data: Data, most: int, out: Path, deadline: float) -> None:
+def score(rows: list[Row], data: Data) -> list[tuple[float, float]]:
+    """Return test loss and error of the weights that every row kept."""
+    found: list[tuple[float, float]] = [(math.nan, math.nan)] * len(rows)
+    kind, name = rows[0].member.kind, rows[0].member.data
+    x, y = data.held_out(kind, name, TEST, VALIDATION)
+    for blocks in DEPTHS:
+        which = [i for i, row in enumerate(rows) if row.kept_blocks == blocks]
+        if not which:
+            continue
+        trees = [rows[i].kept or {} for i in which]
+        w = {key: torch.stack([tree[key] for tree in trees]) for key in trees[0]}
+        losses, errors = measure(kind, w, blocks, (x, y.expand(len(which), *y.shape)))
+        for place, i in enumerate(which):
+            found[i] = float(losses[place]), float(errors[place])
+    return found
+
+
+def play(
+    rows: list[Row], data: Data, most: int, out: Path, deadline: float, rate_factor: float
+) -> None:
     """Train rows of one kind and data set to the end of their budgets; write them down."""
     waiting: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
@@ -462,11 +508,15 @@ def play(rows: list[Row], data: Data, most: int, out: Path, deadline: float) -> 
             part = queue[begin : begin + most]
             ends = [next(end for _, end, have in r.stages() if have == blocks) for r in part]
             started, longest = time.monotonic(), length(part[-1])
-            train_stage(part, blocks, ends, data)
+            train_stage(part, blocks, ends, data, rate_factor)
             print(
                 f"{part[0].member.kind} {part[0].member.data}: {len(part)} rows of {blocks} "
                 f"blocks, {longest:.0f} steps at most, {time.monotonic() - started:.0f} s",
                 flush=True,
+            )
+            finished = [row for row, end in zip(part, ends, strict=True) if end >= 1.0]
+            scores = dict(
+                zip(map(id, finished), score(finished, data) if finished else [], strict=True)
             )
             for row, end in zip(part, ends, strict=True):
                 if end < 1.0:
@@ -479,13 +529,17 @@ def play(rows: list[Row], data: Data, most: int, out: Path, deadline: float) -> 
                     "label": row.member.label,
                     "plan": row.plan,
                     "seed": row.seed,
-                    "score": row.score,
+                    "rate": rate_factor,
+                    "kept_blocks": row.kept_blocks,
+                    "test_loss": scores[id(row)][0],
+                    "test_error": scores[id(row)][1],
+                    "score": scores[id(row)][0 if row.member.kind == "gpt" else 1],
                     "val_loss": row.best,
                     "curve": [[round(v, 4) for v in point] for point in row.curve or ()],
                 }
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(told) + "\n")
-                row.weights = row.first = row.second = None
+                row.weights = row.first = row.second = row.kept = None
             if time.monotonic() > deadline:
                 print("out of time; what is finished is written", flush=True)
                 return
@@ -513,7 +567,7 @@ def run(options: argparse.Namespace) -> None:
                     groups[member.kind, member.data].append(Row(member, plan, seed, number))
     for (kind, _), rows in groups.items():
         if (not options.kinds or kind in options.kinds) and time.monotonic() < deadline:
-            play(rows, data, options.rows, options.out, deadline)
+            play(rows, data, options.rows, options.out, deadline, options.rate)
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -600,6 +654,7 @@ def main() -> int:
     played.add_argument("--kinds", nargs="+", choices=tuple(RATES))
     played.add_argument("--plans", nargs="+", choices=tuple(PLANS))
     played.add_argument("--steps", type=int, default=0, help="another budget, to try things out")
+    played.add_argument("--rate", type=float, default=1.0, help="times the rate of the kind")
     played.add_argument("--seconds", type=float, default=1e9)
     told = verbs.add_parser("summary")
     told.add_argument("results", type=Path)
