@@ -87,7 +87,7 @@ def draw_members(seed: int, count: int) -> list[Member]:
             )
             samples = int(draw.choice([500, 2000, 8000, 20000]))
             noise = 0.0 if kind == "gpt" else float(draw.choice([0.0, 0.3, 0.6]))
-            steps = int(draw.choice([500, 1500, 4500, 13500]))
+            steps = int(draw.choice([300, 1000, 3000, 9000]))
             found.append(Member(kind, data, samples, noise, steps))
     return found
 
@@ -330,7 +330,7 @@ def train_stage(
 
     def stacked(part: str) -> Weights:
         trees = [getattr(row, part) for row in rows]
-        return {key: torch.stack([tree[key] for tree in trees]).to(device) for key in trees[0]}
+        return {key: torch.stack([tree[key].to(device) for tree in trees]) for key in trees[0]}
 
     w = {key: value.requires_grad_(True) for key, value in stacked("weights").items()}
     m, v = stacked("first"), stacked("second")
