@@ -19,6 +19,7 @@ answers whether an arena is worth building before it is built.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import lzma
 import math
@@ -112,11 +113,11 @@ def _make_one(kind: str, draw: torch.Generator) -> Weights:
 
     if kind == "cnn":
         return {
-            "stem": normal(width, 3, 3, 3, fan=27),
+            "stem": normal(27, width, fan=27),
             **{f"0.scale{i}": torch.ones(width) for i in (1, 2)},
             **{f"0.shift{i}": torch.zeros(width) for i in (1, 2)},
-            "0.conv1": normal(width, width, 3, 3, fan=9 * width) * math.sqrt(2),
-            "0.conv2": normal(width, width, 3, 3, fan=9 * width),
+            "0.conv1": normal(9 * width, width, fan=9 * width) * math.sqrt(2),
+            "0.conv2": normal(9 * width, width, fan=9 * width),
             "norm": torch.ones(width),
             "shift": torch.zeros(width),
             "head": normal(width, 10, fan=width),
@@ -149,17 +150,13 @@ def forward(kind: str, w: Weights, blocks: int, x: Tensor) -> Tensor:
     """Return logits [R, B, K] of images [R, B, 3, 16, 16], or [R, B, T, K] of bytes [R, B, T]."""
     rows, batch = x.shape[:2]
     if kind == "cnn":
-        x = x.transpose(0, 1).reshape(batch, rows * 3, 16, 16)
-        x = _convolve(x, w["stem"], stride=2)
+        x = _convolve(x.permute(0, 1, 3, 4, 2), w["stem"], stride=2)
         for i in range(blocks):
             y = torch.relu(_normalise(x, w[f"{i}.scale1"], w[f"{i}.shift1"]))
-            y = torch.relu(
-                _normalise(_convolve(y, w[f"{i}.conv1"]), w[f"{i}.scale2"], w[f"{i}.shift2"])
-            )
-            x = x + _convolve(y, w[f"{i}.conv2"])
+            y = _normalise(_convolve(y, w[f"{i}.conv1"]), w[f"{i}.scale2"], w[f"{i}.shift2"])
+            x = x + _convolve(torch.relu(y), w[f"{i}.conv2"])
         x = torch.relu(_normalise(x, w["norm"], w["shift"])).mean((2, 3))
-        x = x.view(batch, rows, -1).transpose(0, 1)
-        return x @ w["head"]
+        return x @ w["head"].to(x.dtype)
     if kind == "gpt":
         index = x + 256 * torch.arange(rows, device=x.device)[:, None, None]
         x = F.embedding(index, w["embed"].flatten(0, 1))
@@ -197,13 +194,24 @@ def _layer_norm(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
-    flat = weight.flatten(0, 1).to(x.dtype)
-    return F.conv2d(x, flat, stride=stride, padding=1, groups=len(weight))
+    """Convolve [R, B, H, W, C] by [R, 9 C, D]: shifted copies side by side, then a matrix product.
+
+    A grouped convolution with a group for every row is several times slower.
+    """
+    rows, batch, height, width, _ = x.shape
+    x = F.pad(x.bfloat16() if x.is_cuda else x, (0, 0, 1, 1, 1, 1))
+    shifted = [
+        x[:, :, i : i + height : stride, j : j + width : stride] for i in range(3) for j in range(3)
+    ]
+    flat = torch.cat(shifted, -1).flatten(1, 3)
+    out = flat @ weight.to(flat.dtype)
+    return out.view(rows, batch, height // stride, width // stride, -1)
 
 
 def _normalise(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Normalise each row's channels together, whatever the batch is."""
-    return F.group_norm(x, len(scale), scale.flatten().to(x.dtype), shift.flatten().to(x.dtype))
+    """Normalise all channels of a sample together, whatever the batch is."""
+    x = F.layer_norm(x, x.shape[2:])
+    return x * scale[:, None, None, None].to(x.dtype) + shift[:, None, None, None].to(x.dtype)
 
 
 def deepen(w: Weights, blocks: int) -> Weights:
@@ -228,6 +236,8 @@ class Row:
     seed: int
     number: int
     """Of the member, in the tables of samples."""
+    rate: float = 1.0
+    """Factor of the kind's learning rate."""
     weights: Weights | None = None
     first: Weights | None = None
     second: Weights | None = None
@@ -320,9 +330,7 @@ class Data:
         return x, self.sets[f"{name}.test_y"][skip : skip + count].long()
 
 
-def train_stage(
-    rows: list[Row], blocks: int, ends: list[float], data: Data, rate_factor: float
-) -> None:
+def train_stage(rows: list[Row], blocks: int, ends: list[float], data: Data) -> None:
     """Train rows of one kind and data set with so many blocks, each to its own share of budget."""
     kind, name, device = rows[0].member.kind, rows[0].member.data, data.device
     assert all((row.member.kind, row.member.data) == (kind, name) for row in rows)
@@ -346,6 +354,7 @@ def train_stage(
     spent = torch.tensor([row.spent for row in rows], dtype=torch.float64)
     x_buffer = torch.zeros(count, BATCH, dtype=torch.int64, device=device)
     rate = torch.zeros(count, device=device)
+    rates = RATES[kind] * torch.tensor([row.rate for row in rows], dtype=torch.float64)
     seen_loss = torch.zeros(count, device=device)
     use_bf16 = device.type == "cuda"
 
@@ -409,7 +418,7 @@ def train_stage(
         factor = ((1.0 - share) / DECAY).clamp(0.0, 1.0) * (at < steps)
         # The last step of a run has a rate too.
         factor = torch.where((at < steps) & (share >= 1.0 - 1e-9), 1e-3, factor)
-        rate.copy_((RATES[kind] * rate_factor * factor).float())
+        rate.copy_((rates * factor).float())
         x_buffer.copy_((torch.rand(count, BATCH, device=device, generator=draw) * counts).long())
         if graph is None:
             step()
@@ -485,9 +494,7 @@ def score(rows: list[Row], data: Data) -> list[tuple[float, float]]:
     return found
 
 
-def play(
-    rows: list[Row], data: Data, most: int, out: Path, deadline: float, rate_factor: float
-) -> None:
+def play(rows: list[Row], data: Data, most: int, out: Path, deadline: float) -> None:
     """Train rows of one kind and data set to the end of their budgets; write them down."""
     waiting: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
@@ -508,7 +515,7 @@ def play(
             part = queue[begin : begin + most]
             ends = [next(end for _, end, have in r.stages() if have == blocks) for r in part]
             started, longest = time.monotonic(), length(part[-1])
-            train_stage(part, blocks, ends, data, rate_factor)
+            train_stage(part, blocks, ends, data)
             print(
                 f"{part[0].member.kind} {part[0].member.data}: {len(part)} rows of {blocks} "
                 f"blocks, {longest:.0f} steps at most, {time.monotonic() - started:.0f} s",
@@ -529,7 +536,7 @@ def play(
                     "label": row.member.label,
                     "plan": row.plan,
                     "seed": row.seed,
-                    "rate": rate_factor,
+                    "rate": row.rate,
                     "kept_blocks": row.kept_blocks,
                     "test_loss": scores[id(row)][0],
                     "test_error": scores[id(row)][1],
@@ -556,18 +563,19 @@ def run(options: argparse.Namespace) -> None:
     if options.out.exists():
         for line in options.out.read_text("utf-8").splitlines():
             one = json.loads(line)
-            done.add((one["label"], one["plan"], one["seed"]))
+            done.add((one["label"], one["plan"], one["seed"], one["rate"]))
     data = Data(options.data, members, device)
     deadline = time.monotonic() + options.seconds
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for number, member in enumerate(members):
         for plan in options.plans or PLANS:
-            for seed in range(options.seeds):
-                if (member.label, plan, seed) not in done:
-                    groups[member.kind, member.data].append(Row(member, plan, seed, number))
+            for seed, rate in itertools.product(range(options.seeds), options.rates):
+                if (member.label, plan, seed, rate) not in done:
+                    row = Row(member, plan, seed, number, rate)
+                    groups[member.kind, member.data].append(row)
     for (kind, _), rows in groups.items():
         if (not options.kinds or kind in options.kinds) and time.monotonic() < deadline:
-            play(rows, data, options.rows, options.out, deadline, options.rate)
+            play(rows, data, options.rows, options.out, deadline)
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -654,7 +662,9 @@ def main() -> int:
     played.add_argument("--kinds", nargs="+", choices=tuple(RATES))
     played.add_argument("--plans", nargs="+", choices=tuple(PLANS))
     played.add_argument("--steps", type=int, default=0, help="another budget, to try things out")
-    played.add_argument("--rate", type=float, default=1.0, help="times the rate of the kind")
+    played.add_argument(
+        "--rates", type=float, nargs="+", default=[1.0], help="factors of the kind's learning rate"
+    )
     played.add_argument("--seconds", type=float, default=1e9)
     told = verbs.add_parser("summary")
     told.add_argument("results", type=Path)
