@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import TensorRecord
 from esper.leyline.config import Config, option
-from esper.leyline.rules import Worded
+from esper.leyline.rules import CodeWithText
 from esper.leyline.stages import SeedStage
 
 # ---- Gradient statistics of seeds, from the norms of their gradient tensors
@@ -147,7 +147,7 @@ class GovernorConfig(Config):
     patience: int = option(3, "Diverged epochs in a row that are a panic.", minimum=1)
 
 
-class Panic(Worded):
+class Panic(CodeWithText):
     """Why a row is rolled back."""
 
     NONE = 0, "nothing is wrong"

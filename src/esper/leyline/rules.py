@@ -1,4 +1,4 @@
-"""What is legal, in one pure function over [rows, slots] tensors, and the masks made of it."""
+"""The rules of legality: one pure function over [rows, slots] tensors, and the masks made of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from esper.leyline.stages import (
 )
 
 FREE_HEADS = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
-"""The heads whose masks depend on no other choice."""
+"""Heads whose masks depend on no other choice."""
 
 _ADVANCEABLE_STAGES = (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING)
 
@@ -44,20 +44,20 @@ class RulesConfig(Config):
     )
 
 
-class Worded(IntEnum):
-    """A whole number that means something, and what it means in words."""
+class CodeWithText(IntEnum):
+    """Numeric codes whose members carry a message, `text`."""
 
     text: str
 
     def __new__(cls, value: int, text: str = "") -> Self:
-        """Return the member; it is found by its number alone."""
+        """Create a member; its value is the number alone."""
         member = int.__new__(cls, value)
         member._value_ = value
         member.text = text
         return member
 
 
-class Refusal(Worded):
+class Refusal(CodeWithText):
     """Why an operation is illegal at a slot; 0 means it is legal."""
 
     NONE = 0, "legal"
@@ -89,7 +89,7 @@ class Refusal(Worded):
 
 @dataclass(frozen=True, slots=True)
 class RuleView(TensorRecord):
-    """All that legality depends on."""
+    """Everything that legality depends on."""
 
     stage: Tensor
     """int64 [R, S], a `SeedStage`; DORMANT where the slot is empty."""
@@ -104,7 +104,7 @@ class RuleView(TensorRecord):
 
 
 def is_in(stage: Tensor, stages: tuple[SeedStage, ...]) -> Tensor:
-    """Return bool: whether each stage is one of `stages`."""
+    """Return whether each stage is one of `stages`, bool of the same shape."""
     result = torch.zeros_like(stage, dtype=torch.bool)
     for member in stages:
         result = result | (stage == int(member))
@@ -112,18 +112,21 @@ def is_in(stage: Tensor, stages: tuple[SeedStage, ...]) -> Tensor:
 
 
 def why_full(view: RuleView, config: RulesConfig) -> str:
-    """Return why no seed can start in the only row; empty where one can, or one is alive."""
+    """Return why no seed can start in the only row.
+
+    The text is empty where a seed can start, or where one is alive or cooling down.
+    """
     if bool(is_in(view.stage, (*LIVE_STAGES, *COOLDOWN_STAGES)).any()):
         return ""
     codes = refusals(view, config)[0, LifecycleOp.GERMINATE].tolist()
     if not all(codes):
         return ""
-    # What a limit forbids says more than that a slot is taken.
+    # Limits have the higher codes, and tell the user more than "the slot is taken" does.
     return Refusal(max(codes)).text
 
 
 def selectable(fits: Tensor) -> Tensor:
-    """Return `fits` without noop, which is never a choice."""
+    """Return `fits` with noop masked out: noop can never be chosen."""
     return fits & (torch.arange(fits.shape[-1], device=fits.device) != NOOP)
 
 
@@ -136,18 +139,16 @@ def refusals(view: RuleView, config: RulesConfig) -> Tensor:
     developing = (is_in(stage, DEVELOPING_STAGES) & view.enabled).any(1, keepdim=True)
     seeds = is_in(stage, MODULE_STAGES).sum(1, keepdim=True)
     full = (seeds >= config.max_seeds) if config.max_seeds else torch.zeros_like(developing)
+    no_advance = torch.full_like(empty, not config.advance_allowed)
 
     codes = torch.zeros(
         (stage.shape[0], NUM_OPS, stage.shape[1]), dtype=torch.int64, device=stage.device
     )
 
-    def refuse(op: LifecycleOp, *reasons: tuple[Tensor | bool, Refusal]) -> None:
+    def refuse(op: LifecycleOp, *reasons: tuple[Tensor, Refusal]) -> None:
         """Write the reasons for one op; an earlier reason wins over a later one."""
         for condition, reason in reversed(reasons):
-            code = torch.full_like(stage, int(reason))
-            if isinstance(condition, bool):
-                condition = torch.full_like(stage, condition, dtype=torch.bool)
-            codes[:, op] = torch.where(condition, code, codes[:, op])
+            codes[:, op].masked_fill_(condition, int(reason))
 
     off = (~view.enabled, Refusal.SLOT_DISABLED)
     gone = (cooling, Refusal.SLOT_COOLING)
@@ -166,7 +167,7 @@ def refusals(view: RuleView, config: RulesConfig) -> Tensor:
     refuse(
         LifecycleOp.ADVANCE,
         *no_seed,
-        (not config.advance_allowed, Refusal.ADVANCE_DISABLED),
+        (no_advance, Refusal.ADVANCE_DISABLED),
         fossil,
         (~is_in(stage, _ADVANCEABLE_STAGES), Refusal.STAGE_HAS_NO_NEXT),
     )
@@ -182,7 +183,7 @@ def refusals(view: RuleView, config: RulesConfig) -> Tensor:
         LifecycleOp.PRUNE,
         *no_seed,
         fossil,
-        # Only a stage that does not exist gets here: what is not alive cannot be pruned.
+        # Only a value that is no stage gets this far without being alive.
         (~live, Refusal.SLOT_EMPTY),
         (view.age < config.min_prune_age, Refusal.TOO_YOUNG),
         (moving, Refusal.ALPHA_MOVING),
@@ -194,12 +195,12 @@ def refusals(view: RuleView, config: RulesConfig) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Masks(TensorRecord):
-    """Legal choices per row; True is allowed, and every row allows at least WAIT."""
+    """Legal choices per row: True is allowed. Every row allows at least WAIT."""
 
     op: Tensor
     """bool [R, ops]."""
     slot_by_op: Tensor
-    """bool [R, ops, S]: the slots each op may address; the row of the chosen op is the mask."""
+    """bool [R, ops, S]: the slots that each op may address."""
     blueprint_by_slot: Tensor
     """bool [R, S, B]: the blueprints that fit each slot; never noop."""
     style: Tensor
@@ -220,7 +221,11 @@ class Masks(TensorRecord):
 
 
 def build_masks(view: RuleView, config: RulesConfig) -> Masks:
-    """Return the masks of every row in this state."""
+    """Return the masks of every row.
+
+    Raises:
+        EmptyMaskError: A row has no enabled slot.
+    """
     rows, device = view.stage.shape[0], view.stage.device
     slot_by_op = refusals(view, config) == 0
     op = slot_by_op.any(-1)
@@ -228,26 +233,22 @@ def build_masks(view: RuleView, config: RulesConfig) -> Masks:
         row = int((~op[:, LifecycleOp.WAIT]).nonzero()[0])
         raise EmptyMaskError(f"row {row} has no enabled slot, so no action is legal; enable one")
 
-    def everything(head: str) -> Tensor:
-        """All choices, at every step: a head keeps its entropy while no legal op uses it."""
-        return torch.ones(rows, HEAD_SIZES[head], dtype=torch.bool, device=device)
-
-    return Masks(
-        op=op,
-        slot_by_op=slot_by_op,
-        blueprint_by_slot=selectable(view.fits),
-        **{head: everything(head) for head in FREE_HEADS},
-    )
+    # Free heads allow every choice at every step: they keep their entropy while no op uses them.
+    free = {
+        head: torch.ones(rows, HEAD_SIZES[head], dtype=torch.bool, device=device)
+        for head in FREE_HEADS
+    }
+    return Masks(op=op, slot_by_op=slot_by_op, blueprint_by_slot=selectable(view.fits), **free)
 
 
 def allows(masks: Masks, op: Tensor, slot: Tensor, blueprint: Tensor) -> Tensor:
-    """Return bool [R]: whether the masks allow an op at a slot, with this blueprint if it plants.
+    """Return bool [R]: whether the masks allow these actions.
 
     Args:
         masks: what is legal.
         op: int64 [R].
-        slot: int64 [R]; out of range is not allowed, and any will do for WAIT.
-        blueprint: int64 [R], looked at where the op is GERMINATE.
+        slot: int64 [R]; ignored for WAIT, and not allowed where it is out of range.
+        blueprint: int64 [R]; only checked for GERMINATE.
     """
     rows = torch.arange(masks.rows, device=op.device)
     slots, blueprints = masks.blueprint_by_slot.shape[1:]

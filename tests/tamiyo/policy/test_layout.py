@@ -18,15 +18,15 @@ from esper.tamiyo.policy.layout import (
     FEEDBACK_FEATURES,
     SLOT_FEATURES,
     SLOT_INDEX,
+    check_codes,
     check_finite,
     check_signals,
+    checks_on_device,
     feature_names,
     feature_specs,
-    find_stranger,
     get_feature_size,
-    must_not_wait,
-    refuse_strangers,
     refuse_unknown_stages,
+    unknown_code_error,
 )
 from esper.utils.process import is_debugging
 
@@ -132,11 +132,11 @@ def test_flags_one_hots_and_codes_are_marked_as_such() -> None:
 def test_debugging_is_a_matter_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ESPER_DEBUG", raising=False)
     assert not is_debugging()
-    assert must_not_wait(torch.device("cuda", 0))
-    assert not must_not_wait(torch.device("cpu"))
+    assert checks_on_device(torch.device("cuda", 0))
+    assert not checks_on_device(torch.device("cpu"))
     monkeypatch.setenv("ESPER_DEBUG", "1")
     assert is_debugging()
-    assert not must_not_wait(torch.device("cuda", 0))
+    assert not checks_on_device(torch.device("cuda", 0))
     monkeypatch.setenv("ESPER_DEBUG", "0")
     assert not is_debugging()
 
@@ -146,7 +146,7 @@ def test_the_documents_switch_checks_stages_and_nothing_else(
 ) -> None:
     monkeypatch.delenv("ESPER_DEBUG", raising=False)
     monkeypatch.setenv("ESPER_DEBUG_STAGE", "1")
-    assert not must_not_wait(torch.device("cuda", 0))
+    assert not checks_on_device(torch.device("cuda", 0))
     assert not is_debugging()
 
 
@@ -154,7 +154,7 @@ def test_signals_of_a_real_lifecycle_pass() -> None:
     signals = middle_aged_hosts(32).signals()
     check_signals(signals)
     refuse_unknown_stages(signals)
-    refuse_strangers(signals, expected=3, found=3)
+    check_codes(signals, expected=3, found=3)
 
 
 def test_a_wrong_count_leads_to_its_cause() -> None:
@@ -165,10 +165,10 @@ def test_a_wrong_count_leads_to_its_cause() -> None:
     strange = dataclasses.replace(signals, stage=stage)
     message = f"row {row}, slot {slot}: no stage has the value 5"
     with pytest.raises(UsageError, match=message):
-        refuse_strangers(strange, expected=3, found=torch.tensor(2))
+        check_codes(strange, expected=3, found=torch.tensor(2))
     with pytest.raises(UsageError, match=message):
         refuse_unknown_stages(strange)
-    assert "does not exist" in str(find_stranger(signals))
+    assert "does not exist" in str(unknown_code_error(signals))
 
 
 def test_codes_and_measurements_must_make_sense() -> None:

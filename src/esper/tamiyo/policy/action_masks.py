@@ -1,8 +1,8 @@
-"""Which choices are legal, and which of them matter: masks as tensors over rows.
+"""Masks of legal choices, and which heads have an effect.
 
-`compute_action_masks` reads signals by the rules that execution itself obeys. An action is chosen
-op first, then the slot from that op's row, then the heads that op uses: `HeadTable` of the network
-lays out those masks, and `causal_heads` says which heads count.
+`compute_action_masks` applies `leyline.rules`, the same rules that execution obeys. An action is
+chosen op first, then the slot for that op, then the heads that the op uses: `HeadTable` lays out
+the masks in that order, and `causal_heads` says which heads the op uses.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def compute_action_masks(signals: Signals, fits: Tensor, rules: RulesConfig | No
 
 
 def rule_view(signals: Signals, fits: Tensor) -> RuleView:
-    """Return what legality depends on."""
+    """Return the part of the signals that legality depends on."""
     occupied = signals.occupied
     return RuleView(
         stage=torch.where(occupied, signals.stage, int(SeedStage.DORMANT)),
@@ -64,7 +64,7 @@ def rule_view(signals: Signals, fits: Tensor) -> RuleView:
 
 
 def describe_row(signals: Signals, row: int) -> str:
-    """Return the slots of a row in words: '0 TRAINING, 1 empty, 2 off'."""
+    """Return the state of a row's slots, as in 'slots: 0 TRAINING, 1 empty, 2 off'."""
     words = []
     for slot in range(signals.num_slots):
         stage = "empty"
@@ -78,12 +78,12 @@ def describe_row(signals: Signals, row: int) -> str:
 
 
 def causal_heads(op: Tensor) -> Tensor:
-    """Return bool [..., 8]: the heads whose choice has an effect when this op is taken."""
+    """Return bool [..., 8]: the heads that each op uses."""
     return _causal(op.device)[op]
 
 
 def available_heads(masks: Masks) -> Tensor:
-    """Return bool [R, 8]: the heads that some legal op would use."""
+    """Return bool [R, 8]: the heads that at least one legal op uses."""
     return (masks.op.unsqueeze(-1) & _causal(masks.op.device)).any(1)
 
 
@@ -96,12 +96,12 @@ def _causal(device: torch.device) -> Tensor:
 
 
 class MaskedCategorical:
-    """The distribution of a single head: one face of `esper.tamiyo.policy.distribution`.
+    """The distribution of a single head, by the functions of `esper.tamiyo.policy.distribution`.
 
     Args:
         logits: float [..., choices].
         mask: bool, broadcast to the logits; True is legal.
-        floor: least probability of a legal choice, mixed in; with k legal choices at most 0.5 / k.
+        floor: minimum probability of a legal choice, mixed in; at most 0.5 / k for k legal choices.
 
     Raises:
         EmptyMaskError: A row has no legal choice.

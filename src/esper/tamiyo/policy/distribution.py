@@ -1,12 +1,12 @@
-"""The distribution of a factored action: from logits, mask and floor to everything one asks of it.
+"""The distribution of a factored action: masked log-probabilities, sampling, entropy, KL.
 
-Every function takes all heads at once in one rectangular tensor, [..., heads, choices], where cells
-that a head does not have are masked like those that are not legal; a single head is the case
-[..., choices]. What is sampled from is what is scored: both read `masked_log_probs`.
+Every function takes all heads in one tensor [..., heads, choices]. Cells that a head does not have
+are masked like illegal choices. A single head is the case [..., choices]. Sampling and scoring both
+use `masked_log_probs`, so they cannot disagree.
 
-A floor gives every legal choice a least probability, so that all of them keep producing data. It
-gives no gradient. Entropies and the exploration term are therefore those of the softmax without
-the floor, and `exploration_kl` is the term whose gradient survives a collapse.
+A floor gives every legal choice a minimum probability, so that each keeps producing data. A floor
+has no gradient. Entropies are therefore those of the softmax without the floor, and
+`exploration_kl` is the term whose gradient survives a collapsed softmax.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from esper.leyline.errors import EmptyMaskError, NonFiniteError, UsageError
 from esper.utils.process import is_debugging
 
 FloorKind = Literal["mixture", "clamp", "off"]
-"""How a floor is kept: mixed with the uniform, by raising what is below it, or not at all."""
+"""How a floor is enforced: mixed with the uniform, by raising what is below it, or not at all."""
 
 MASKED_LOGIT = -1e4
-"""What a choice that is not legal has as its logit, relative to the best legal one."""
+"""Logit of an illegal choice, relative to the best legal one."""
 
 MIN_LOG_PROB = -100.0
-"""Least log-probability; choices that are not legal have exactly this one."""
+"""Smallest log-probability; illegal choices have exactly this one."""
 
 _MIXTURE_SHARE = 0.5
-"""Most of the mass that a mixture floor takes, whatever the number of legal choices."""
+"""Largest share of the probability that a mixture floor takes."""
 
 _CLAMP_SHARE = 0.99
-"""Most of the mass that a clamped floor takes."""
+"""Largest share of the probability that a clamped floor takes."""
 
 _TINY = torch.finfo(torch.float32).tiny
 
 
-def _floor(head: str, told: str) -> Any:
-    return option(PROBABILITY_FLOOR_PER_HEAD[head], told, minimum=0, maximum=1)
+def _floor(head: str, help: str) -> Any:
+    return option(PROBABILITY_FLOOR_PER_HEAD[head], help, minimum=0, maximum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +84,9 @@ def masked_log_probs(
     Args:
         logits: [..., choices].
         mask: bool, broadcast to the logits; True is legal.
-        floor: least probability of a legal choice; a tensor is broadcast to [...]. With k legal
+        floor: minimum probability of a legal choice; a tensor is broadcast to [...]. With k legal
             choices a mixture keeps at most 0.5 / k, a clamp at most 0.99 / k.
-        floor_kind: how the floor is kept.
+        floor_kind: how the floor is enforced.
         check: look for empty masks and logits that are not finite; ESPER_DEBUG=1 always does.
         heads: names of the second-to-last axis, for messages.
 
@@ -102,9 +102,10 @@ def masked_log_probs(
 def unchecked_log_probs(
     logits: Tensor, mask: Tensor, floor: float | Tensor, floor_kind: FloorKind
 ) -> Tensor:
-    """Return what `masked_log_probs` does, and for a row without a legal choice anything finite.
+    """Return `masked_log_probs` without its checks.
 
-    It is for rectangles that hold more rows than will count.
+    A row without a legal choice gets finite numbers without meaning. `HeadTable` needs that: its
+    tensor holds rows that are never selected.
     """
     if floor_kind == "mixture":
         log_probs = _mix(logits, mask, floor).clamp(min=_TINY).log()
@@ -120,8 +121,7 @@ def unchecked_log_probs(
 def masked_log_softmax(logits: Tensor, mask: Tensor) -> Tensor:
     """Return the log-softmax over the legal choices, without floor, clamp or check.
 
-    Masked choices have -1e4, however low the legal logits are. A row without any legal choice is
-    finite and means nothing.
+    Illegal choices get -1e4. A row without a legal choice gets finite numbers without meaning.
     """
     shifted, _, total = _softmax_parts(logits, mask)
     return torch.where(mask, shifted - total.log(), MASKED_LOGIT)
@@ -140,12 +140,12 @@ def sample(
     uniforms: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
-    """Return one choice per distribution, int64 [...]; never one that is not legal.
+    """Return one legal choice per distribution, int64 [...].
 
     Args:
         log_probs: what `masked_log_probs` returned, [..., choices].
-        generator: where the draws come from; PyTorch's own numbers without one.
-        uniforms: draws from [0, 1), broadcast to [...]; the generator is then not used.
+        generator: source of the draws; PyTorch's global one by default.
+        uniforms: draws from [0, 1), broadcast to [...], used in place of the generator.
         deterministic: return the likeliest choice instead of a draw.
     """
     if deterministic:
@@ -156,8 +156,8 @@ def sample(
         )
     mass = probabilities(log_probs).cumsum(-1)
     total = mass[..., -1:]
-    # The draw falls on the first choice whose cumulated mass exceeds it. Rounding may lift a draw
-    # to the total itself; the second condition then stops at the last choice that has any mass.
+    # Take the first choice whose cumulative probability exceeds the draw. Rounding may lift a draw
+    # to the total itself; the second condition then stops at the last choice that is possible.
     passed = (mass <= uniforms.unsqueeze(-1) * total) & (mass < total)
     return passed.sum(-1)
 
@@ -168,9 +168,9 @@ def chosen_log_probs(log_probs: Tensor, choices: Tensor) -> Tensor:
 
 
 def entropy(logits: Tensor, mask: Tensor) -> Tensor:
-    """Return the entropy of the softmax without a floor, [...], from 0 to 1.
+    """Return the normalised entropy of the softmax without a floor, [...], from 0 to 1.
 
-    It is divided by ln k, with k the number of legal choices, and 0 where there is only one.
+    The entropy is divided by ln k for k legal choices; it is 0 where only one is legal.
     """
     shifted, weight, total = _softmax_parts(logits, mask)
     mean = (weight * shifted).sum(-1, keepdim=True) / total
@@ -182,8 +182,8 @@ def entropy(logits: Tensor, mask: Tensor) -> Tensor:
 def exploration_kl(logits: Tensor, mask: Tensor) -> Tensor:
     """Return KL(uniform over the legal choices, softmax without a floor) in nats, [...].
 
-    Its gradient with respect to a legal logit is pi - 1/k: it pulls hardest where the softmax has
-    collapsed, where the gradient of the entropy and of every floored probability has vanished.
+    Its gradient with respect to a legal logit is pi - 1/k. It is largest where the softmax has
+    collapsed, which is where the gradients of the entropy and of floored probabilities vanish.
     """
     shifted, _, total = _softmax_parts(logits, mask)
     legal = _count(mask, logits).clamp(min=1)
@@ -197,7 +197,7 @@ def masked_kl(logits: Tensor, other: Tensor, mask: Tensor) -> Tensor:
 
 
 def must_check(check: bool, tensor: Tensor) -> bool:
-    """Return whether values are looked at now: not while a graph is compiled or captured."""
+    """Return whether to check values now; never while a graph is compiled or captured."""
     if torch.compiler.is_compiling():
         return False
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -207,7 +207,7 @@ def must_check(check: bool, tensor: Tensor) -> bool:
 
 def check_choices(logits: Tensor, mask: Tensor, heads: Sequence[str] | None = None) -> None:
     """Raise where a mask allows nothing or a logit is not finite, naming row and head."""
-    # One number decides whether all is well; where it went wrong is looked for only then.
+    # One synchronisation in the good case; the place of an error is searched for only after it.
     if bool(mask.any(-1).all() & torch.isfinite(logits.detach().sum())):
         return
     legal = mask.expand_as(logits).any(-1)
@@ -231,12 +231,12 @@ def _place(wrong: Tensor, heads: Sequence[str] | None) -> str:
 
 
 def _softmax_parts(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return legal logits relative to the best, their exponentials, and the sum of those, [..., 1].
+    """Return shifted logits, their exponentials, and the sum of those, [..., 1].
 
-    Masked cells are 0 in both: they never enter an exponential, so nothing underflows on the way.
+    Logits are relative to the best legal one. Masked cells are 0 and never enter an exponential,
+    so nothing underflows.
     """
     logits = logits.float()
-    # Relative to the best legal logit, so that no legal choice can fall to a masked one.
     best = torch.where(mask, logits.detach(), -math.inf).amax(-1, keepdim=True)
     shifted = torch.where(mask, logits - best, 0.0)
     weight = shifted.exp() * mask
@@ -266,11 +266,10 @@ def _mix(logits: Tensor, mask: Tensor, floor: float | Tensor) -> Tensor:
 
 
 def _clamp(log_probs: Tensor, mask: Tensor, floor: float | Tensor) -> Tensor:
-    """Raise what is below the floor to it, and scale the rest to the mass that is left.
+    """Raise probabilities below the floor to it, and scale the others to the rest.
 
-    Scaling can push a choice below the floor that was above it, so the set of raised choices is
-    the smallest one that leaves none there: the likeliest j choices are kept for the largest j
-    whose scaled j-th probability still reaches the floor.
+    Scaling can push a further choice below the floor. So the likeliest j choices are scaled, for
+    the largest j whose j-th scaled probability still reaches the floor; all others are raised.
     """
     legal = _count(mask, log_probs).unsqueeze(-1)
     least = _effective_floor(floor, legal.squeeze(-1), _CLAMP_SHARE)

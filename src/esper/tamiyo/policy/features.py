@@ -1,11 +1,11 @@
 """Observation V3: from signals to the 121 numbers a policy reads.
 
-`batch_obs_to_features` works on `Signals` of any number of rows at once, where they are, without a
-loop over rows or slots. It also takes lists of plain records, the form of the design documents,
-which `reference.py` computes row by row. What each index means is in `layout.py`.
+`batch_obs_to_features` computes all rows of `Signals` at once, on their device. It also takes lists
+of plain records, the form of the design documents, which `reference.py` computes row by row.
+`layout.py` says what each index means.
 
-The arithmetic is written once, for arrays of NumPy and tensors of PyTorch alike (`arrays.py`): raw
-values go into their columns, and at the end every column is divided by its unit and clamped.
+The arithmetic is written once for NumPy (on a CPU) and PyTorch (on a GPU); `Workbench` holds what
+differs. Raw values go into their columns; then each column is divided by its unit and clamped.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from esper.tamiyo.policy.layout import (
     NUM_FEEDBACK,
     NUM_PER_SLOT,
     SLOT_INDEX,
+    check_codes,
     check_finite,
     check_signals,
     feature_names,
     feature_specs,
-    find_stranger,
     get_feature_size,
-    refuse_strangers,
+    unknown_code_error,
 )
 from esper.utils.process import is_checking_stages
 
@@ -69,9 +69,9 @@ _read_fields = attrgetter(*RawSignals._fields)
 
 @dataclass(frozen=True, slots=True)
 class Workbench:
-    """Constants for one number of slots on one device, and the library that computes there.
+    """Constants for one number of slots on one device, and the array library used there.
 
-    The methods are what the two libraries do differently, each in the way that is quick in its own.
+    The methods hide the differences between NumPy and PyTorch; each uses the faster way.
     """
 
     xp: Any
@@ -153,7 +153,7 @@ def make_workbench(slots: int, device: torch.device, xp: Any) -> Workbench:
     def table(values: Tensor) -> Array:
         return values.numpy() if xp is np else values.to(device)
 
-    # Kept for ever, so they must be ordinary tensors even when first made while inferring.
+    # They are cached, so they must be ordinary tensors even when made in inference mode.
     with torch.inference_mode(False):
         return Workbench(
             xp=xp,
@@ -224,10 +224,10 @@ def batch_obs_to_features(
 def batch_obs_to_features(*arguments: Any, **named: Any) -> Features:
     """Return the observation of every row, and the blueprint of every slot.
 
-    With `(signals, slot_config, device)` the rows of `signals` are computed together, on their
-    device; the result is copied once where `device` is another. Signals may have fewer slots than
-    the configuration: the missing ones are empty. With `(batch_signals, batch_slot_reports,
-    slot_config, device)` lists of plain records are computed one by one, to the same numbers.
+    `(signals, slot_config, device)` computes all rows of `signals` together on their device, then
+    copies the result to `device`. Signals may have fewer slots than the configuration; the missing
+    ones are empty. `(batch_signals, batch_slot_reports, slot_config, device)` computes lists of
+    plain records one by one, with the same result.
     """
     first = arguments[0] if arguments else named.get("signals")
     if isinstance(first, Signals):
@@ -260,10 +260,10 @@ def signals_to_features(
         stage_bits = bench.look_up(bench.stage_bits, stage)
         op_bits = bench.look_up(bench.op_bits, raw.last_op)
     except IndexError:
-        raise find_stranger(signals) from None
-    # Every record has a stage that is not absent and sets two bits; every op sets one.
+        raise unknown_code_error(signals) from None
+    # Every record has a stage and a blueprint and sets two stage bits; every op sets one bit.
     count = xp.count_nonzero
-    refuse_strangers(
+    check_codes(
         signals,
         expected=4 * count(active) + 2 * rows,
         found=count(stage >= 0)
@@ -334,7 +334,7 @@ def _fill_host(
     known = raw.loss_history == raw.loss_history  # not yet there is NaN
     losses = xp.where(known, raw.loss_history, 0.0)
     score = _points(raw.val_score, bench)
-    # Nothing came before the first epoch, and whatever it brought is progress.
+    # Before the first epoch the loss counts as infinite, so its change clamps to the maximum.
     previous_loss = xp.where(known[:, -2], raw.loss_history[:, -2], math.inf)
     bits = slots * stage_bits.shape[-1]
     held = stage_bits.reshape(rows, bits) @ bench.held[:bits]
@@ -379,9 +379,8 @@ _LOG_DECAY = math.log(FRESHNESS_DECAY)
 def _points(score: Array, bench: Workbench) -> Array:
     """Return scores in points from 0 to 100.
 
-    An accuracy is in points already. A score below zero is a negative loss; 100 * exp(-loss) is
-    the mean likelihood of the truth where the loss is a cross-entropy, grows as the loss falls,
-    and is 100 at no loss at all.
+    An accuracy is in points already. A score below zero is a negative loss and becomes
+    100 * exp(-loss): for a cross-entropy, the mean likelihood of the truth.
     """
     xp = bench.xp
     likelihood = xp.exp(xp.minimum(score, bench.zero))

@@ -1,4 +1,7 @@
-"""The layout of Observation V3, feature by feature, and checks of what goes in and comes out."""
+"""The features of both observation layouts, and checks of signals and features.
+
+The first part lists Observation V3 of the design documents, the second the `travelling` layout.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ from torch import Tensor
 
 from esper.leyline.actions import NUM_OPS, LifecycleOp
 from esper.leyline.errors import NonFiniteError, UsageError
+from esper.leyline.rules import is_in
 from esper.leyline.signals import HISTORY, Signals
 from esper.leyline.slots import TOPOLOGIES, SlotConfig
 from esper.leyline.stages import STAGE_INDEX, AlphaAlgorithm, AlphaMode, SeedStage, parse_stage
 from esper.utils.process import is_checking_stages
 
 FeatureKind = Literal["continuous", "size", "flag", "one_hot", "code"]
-"""A measurement; a size that tells regimes apart, on a fixed scale; a bit; one bit of several of
-which one is set; an index divided by its largest. Measurements alone are standardised."""
+"""A measurement; a size on a fixed scale; a bit; one bit of a one-hot; an index divided by its
+largest value. Only measurements (`continuous`) are standardised."""
 
 LOSS_CEILING = 2.0
 """Largest value of a loss feature; it is reached at a loss of 120."""
@@ -51,7 +55,7 @@ def flag(name: str, formula: str) -> FeatureSpec:
 
 
 def bit(name: str, formula: str) -> FeatureSpec:
-    """Return a feature that is 1 of one choice among several."""
+    """Return one bit of a one-hot."""
     return FeatureSpec(name, formula, kind="one_hot")
 
 
@@ -183,27 +187,30 @@ FEATURE_NAMES: tuple[str, ...] = feature_names(SlotConfig.default())
 """The name of every index for the three default slots."""
 
 
-def must_not_wait(device: torch.device) -> bool:
-    """Return whether a check there leaves its verdict to the device instead of reading it."""
+def checks_on_device(device: torch.device) -> bool:
+    """Return whether checks run on the device, without waiting for their result.
+
+    On a GPU a failed check then aborts the process later; ESPER_DEBUG=1 waits and says where.
+    """
     return device.type != "cpu" and not is_checking_stages()
 
 
-def refuse_strangers(signals: Signals, *, expected: Any, found: Any) -> None:
-    """Raise unless as many stages, blueprints and last ops were found as there must be.
+def check_codes(signals: Signals, *, expected: Any, found: Any) -> None:
+    """Raise unless as many valid stages, blueprints and last ops were found as expected.
 
-    Both are counts, as numbers or as tensors without dimensions.
+    Both are counts: numbers, or tensors without dimensions.
     """
-    if must_not_wait(signals.stage.device):
+    if checks_on_device(signals.stage.device):
         torch._assert_async(
             found == expected,
             "a stage, blueprint or op in the signals does not exist; ESPER_DEBUG=1 says where",
         )
     elif int(found) != int(expected):
-        raise find_stranger(signals)
+        raise unknown_code_error(signals)
 
 
-def find_stranger(signals: Signals) -> ValueError:
-    """Return the error that names the first record no observation could express."""
+def unknown_code_error(signals: Signals) -> ValueError:
+    """Return the error that names the first stage, blueprint or op that does not exist."""
     active = signals.occupied.cpu()
     stages, blueprints = signals.stage.cpu(), signals.blueprint.cpu()
     for row, slot in active.nonzero().tolist():
@@ -226,14 +233,11 @@ def find_stranger(signals: Signals) -> ValueError:
 
 def refuse_unknown_stages(signals: Signals) -> None:
     """Raise where a record's stage does not exist."""
-    exists = torch.zeros_like(signals.occupied)
-    for stage in SeedStage:
-        exists |= signals.stage == int(stage)
-    fine = (exists | ~signals.occupied).all()
-    if must_not_wait(fine.device):
+    fine = (is_in(signals.stage, tuple(SeedStage)) | ~signals.occupied).all()
+    if checks_on_device(fine.device):
         torch._assert_async(fine, "a stage in the signals does not exist; ESPER_DEBUG=1 says where")
     elif not bool(fine):
-        raise find_stranger(signals)
+        raise unknown_code_error(signals)
 
 
 def check_signals(signals: Signals) -> None:
@@ -273,7 +277,7 @@ def check_finite(features: Tensor, names: Sequence[str]) -> None:
 
 
 LEAST_SHARE = 1e-3
-"""Least loss or error, relative to guessing, whose logarithm is taken: below it nothing is left."""
+"""Smallest loss or error, relative to guessing, whose logarithm is taken."""
 
 RATIO_LOW, RATIO_HIGH = -7.0, 2.0
 """Range of the logarithm of a loss or error relative to guessing."""
@@ -282,40 +286,40 @@ CHANGE = 2.0
 """Largest logarithm of a ratio between epochs; e^2 is a loss seven times as large."""
 
 COST_LOW, COST_HIGH = -9.0, 3.0
-"""Range of the logarithm of what a seed costs relative to the host: from 1 in 8,000 to 20 times."""
+"""Range of the logarithm of a seed's cost relative to the host's: from 1/8,000 to 20 times."""
 
 NO_LIMIT = 5.0
-"""What is left where nothing is limited: the logarithm of 150 times the host."""
+"""Room left where there is no limit: the logarithm of 150 times the host."""
 
 NOISES = 5.0
-"""Most units of noise that a change is told in."""
+"""Largest change of a score, in units of its noise."""
 
 _LARGEST = 30.0
 """More than the natural logarithm of any number of parameters, operations or samples."""
 
 
 def _within(name: str, formula: str, low: float, high: float, unit: float = 1.0) -> FeatureSpec:
-    told = f"clamp({formula}, {low:g}, {high:g})" + (f" / {unit:g}" if unit != 1.0 else "")
-    return FeatureSpec(name, told, low=low / unit, high=high / unit, unit=unit)
+    clamped = f"clamp({formula}, {low:g}, {high:g})" + (f" / {unit:g}" if unit != 1.0 else "")
+    return FeatureSpec(name, clamped, low=low / unit, high=high / unit, unit=unit)
 
 
 def _ratio(name: str, what: str) -> FeatureSpec:
-    """A loss or an error relative to guessing, as a logarithm."""
+    """Return the logarithm of a loss or an error relative to guessing."""
     return _within(name, f"ln(max({what}, {LEAST_SHARE:g}))", RATIO_LOW, RATIO_HIGH, 2.0)
 
 
 def _count(name: str, what: str) -> FeatureSpec:
-    """A number of epochs or the like, as a logarithm."""
+    """Return the logarithm of a count, such as a number of epochs."""
     return FeatureSpec(name, f"ln(1 + {what}) / 3", high=_LARGEST / 3.0, unit=3.0)
 
 
 def _size(name: str, what: str) -> FeatureSpec:
-    """A size that tells regimes apart, as a logarithm on a fixed scale."""
+    """Return the logarithm of a size on a fixed scale."""
     return FeatureSpec(name, f"ln({what}) / 10", high=_LARGEST / 10.0, unit=10.0, kind="size")
 
 
 def _share(name: str, what: str) -> FeatureSpec:
-    """A cost relative to the host's, as a logarithm on a fixed scale."""
+    """Return the logarithm of a cost relative to the host's, on a fixed scale."""
     spec = _within(name, f"ln({what})", COST_LOW, COST_HIGH, 3.0)
     return replace(spec, kind="size")
 
@@ -452,10 +456,3 @@ PAIR_INDEX = {spec.name: index for index, spec in enumerate(PAIR_FEATURES)}
 NUM_HOST = len(HOST_FEATURES)
 NUM_SLOT = len(TRAVELLING_SLOT_FEATURES)
 NUM_PAIR = len(PAIR_FEATURES)
-
-assert (len(HOST_INDEX), len(TRAVELLING_SLOT_INDEX), len(PAIR_INDEX)) == (
-    NUM_HOST,
-    NUM_SLOT,
-    NUM_PAIR,
-)
-assert [int(op) for op in LifecycleOp] == list(range(len(LifecycleOp)))

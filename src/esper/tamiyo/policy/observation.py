@@ -1,8 +1,9 @@
-"""The layouts of an observation: what a policy is shown, in which order, and how to tell it apart.
+"""The two observation layouts, and the running statistics that standardise observations.
 
-An observation is always two tensors: numbers, float32 [R, features], and the blueprint of every
-slot, int64 [R, S], -1 where there is none. `documents` is Observation V3; `travelling` means the
-same on every task and has parts of the same shape for every slot and every blueprint at a slot.
+An observation is two tensors: features, float32 [R, features], and the blueprint of every slot,
+int64 [R, S], -1 where there is none. `documents` is Observation V3. `travelling` has task-relative
+features: the same ones for the host, for every slot, and for every blueprint at every slot, so that
+one policy serves any number of slots and blueprints.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from esper.utils.process import is_checking_stages
 
 MOMENTUM = 0.99
 LEAST_VARIANCE = 1e-8
-"""A feature that varies by less has not varied yet, but for rounding, and passes as it is."""
+"""Variance below which a feature counts as constant and is not scaled."""
 
 CLIP = 10.0
 
@@ -55,11 +56,11 @@ CLIP = 10.0
 class ObservationNormalizer(nn.Module):
     """Standardises the continuous features of an observation.
 
-    Features that a layout repeats, as for every slot, have their statistics in common, and only
-    repetitions that are there count: `state_dict` is the same for any number of them.
+    Features that a layout repeats, such as those of slots, share their statistics, and only
+    repetitions that exist are counted. `state_dict` does not depend on their number.
 
     Args:
-        layout: what the observation is.
+        layout: the layout of the observation.
         momentum: largest share of the old statistics that an update keeps.
     """
 
@@ -80,7 +81,7 @@ class ObservationNormalizer(nn.Module):
         self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
 
     def normalize(self, observation: Tensor) -> Tensor:
-        """Return the observation [..., D] standardised and clipped to +-10; nothing is learned."""
+        """Return the observation [..., D] standardised and clipped to +-10."""
         return ((observation - self.mean) * self.scale).clamp(-CLIP, CLIP)
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ class ObservationNormalizer(nn.Module):
         return self.normalize(observation)
 
     def update(self, batch: Tensor) -> None:
-        """Take over the raw observations [..., D] of a whole round."""
+        """Update the statistics with the raw observations [..., D] of a whole round."""
         if batch.shape[-1] != self.layout.size or batch.numel() == 0:
             raise UsageError(
                 f"update needs one or more observations of {self.layout.size} features, "
@@ -112,21 +113,19 @@ class ObservationNormalizer(nn.Module):
 
     @torch.no_grad()
     def spread(self) -> None:
-        """Give every repetition of a feature the statistics of its part."""
+        """Copy the statistics of every part to all its repetitions."""
         for part in self.layout.parts:
             own, place = self.moments(part.name), slice(part.start, part.start + part.size)
-            # In place: whoever captured these tensors, a graph or a view, sees the new values.
+            # In place, because captured CUDA graphs and views hold these tensors.
             self.mean[place].copy_(own.mean.repeat(part.repeats))
             self.scale[place].copy_(own.scale.repeat(part.repeats))
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of every continuous feature so far.
+    """Running mean and variance of every continuous feature.
 
-    They are those of all values so far, with the part of the variance that lies between the old
-    mean and the batch's, until an update would move them by less than 1 - `momentum`; from then on
-    they follow by as much. So the first round sets them, and a feature that has not varied yet
-    passes as it is.
+    At first they are the exact statistics of all values so far. Once a batch's share of all values
+    is below 1 - `momentum`, they become exponential averages that take this share from each batch.
 
     Args:
         specs: the features.
@@ -138,7 +137,7 @@ class RunningMoments(nn.Module):
     var: Tensor
     """float32 [D], 1 where a feature is not standardised."""
     count: Tensor
-    """float64, observations seen."""
+    """float64, number of observations so far."""
     momentum: Tensor
     """float64."""
     continuous: Tensor
@@ -165,7 +164,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
-        """Take over values [..., D]."""
+        """Update the statistics with values [..., D]."""
         rows = batch.reshape(-1, len(self.mean)).to(self.mean)
         var, mean = torch.var_mean(rows, dim=0, correction=0)
         share = rows.shape[0] / (self.count + rows.shape[0])
@@ -195,20 +194,20 @@ def _after_loading(normalizer: nn.Module, _: Any) -> None:
 
 
 LayoutName = Literal["documents", "travelling"]
-"""Observation V3 of the design documents, or numbers that mean the same on every task."""
+"""Observation V3 of the design documents, or task-relative features for any host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of the observation that repeats the same features."""
+    """A stretch of the observation in which the same features repeat."""
 
     name: str
-    """host, slot or pair; the only part of an observation that repeats nothing is 'host'."""
+    """host, slot or pair."""
     start: int
     specs: tuple[FeatureSpec, ...]
     repeats: int
     presence: int | None
-    """Index within a repetition of the flag that says whether it is there; None always is."""
+    """Index of the flag that says whether a repetition exists; None if all of them do."""
 
     @property
     def size(self) -> int:
@@ -249,21 +248,21 @@ class DocumentsLayout:
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """All features: with another number of slots it is another observation."""
+        """All features: another number of slots is another observation."""
         return self.names
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """One: every feature of every slot has its own statistics."""
+        """A single part: every feature of every slot has its own statistics."""
         return (Part("host", 0, self.specs, 1, None),)
 
     @property
     def feedback(self) -> slice:
-        """Where the features about the previous action lie."""
+        """Position of the features about the previous action."""
         return slice(NUM_BASE, NUM_BASE + NUM_FEEDBACK)
 
     def labels(self, slot_names: Sequence[str], blueprint_names: Sequence[str]) -> list[str]:
-        """Return the name of every feature; slots that the host does not have are unused."""
+        """Return the name of every feature on a host with these slots."""
         return list(feature_names(SlotConfig(padded_slots(slot_names, self.num_slots))))
 
     def observe(
@@ -275,7 +274,7 @@ class DocumentsLayout:
 
 @dataclass(frozen=True, slots=True)
 class TravellingLayout:
-    """Task-relative numbers: of the host, of every slot, and of every blueprint at every slot."""
+    """Task-relative features of the host, of every slot, and of every blueprint at every slot."""
 
     num_slots: int
     num_blueprints: int
@@ -315,12 +314,12 @@ class TravellingLayout:
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """Every kind of feature once: the number of slots and blueprints does not matter."""
+        """Every kind of feature once, whatever the number of slots and blueprints."""
         return tuple(f"{part.name}.{spec.name}" for part in self.parts for spec in part.specs)
 
     @property
     def feedback(self) -> slice:
-        """Where the features about the previous action lie."""
+        """Position of the features about the previous action."""
         start = HOST_INDEX[FEEDBACK_FEATURES[0].name]
         return slice(start, start + NUM_FEEDBACK)
 
@@ -341,7 +340,7 @@ class TravellingLayout:
     def observe(
         self, signals: Signals, device: torch.device | str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the travelling observation of every row; slots that are missing do not exist."""
+        """Return the observation of every row; missing slots read as not existing."""
         missing = self.num_slots - signals.num_slots
         unknown = signals.seed_params.shape[-1] - self.num_blueprints
         if missing < 0 or unknown:
@@ -368,9 +367,9 @@ class TravellingLayout:
 
 
 ObservationLayout = DocumentsLayout | TravellingLayout
-"""What a policy is shown: which features, in which parts, and how they are made of signals.
+"""Which features a policy reads, in which parts, and how they are computed from signals.
 
-`signature` is what a saved policy must agree with to be used: the features it was trained on.
+A saved policy is refused unless its `signature`, the features it was trained on, is the same.
 """
 
 
@@ -382,6 +381,6 @@ def make_layout(name: LayoutName, num_slots: int, num_blueprints: int) -> Observ
 
 
 def padded_slots(slot_names: Sequence[str], slots: int) -> tuple[str, ...]:
-    """Return the names of so many slots; those that the host does not have are called unused."""
+    """Return the names of `slots` slots; those that the host does not have are called unused."""
     unused = [f"(unused slot {index})" for index in range(len(slot_names), slots)]
     return (*slot_names, *unused)

@@ -1,8 +1,8 @@
-"""Observation V3 computed one row at a time from plain records: slow, short, easy to read.
+"""Observation V3 computed row by row from plain records: the readable reference.
 
-This is the form of the design documents: a list of records about hosts and, for each, its slots by
-id. It shares no arithmetic with `features.py`, and puts every feature under its name
-before it is put into order: tests hold the two against each other, names included.
+This is the form of the design documents: a list of host records and, for each, its slots by id. It
+shares no arithmetic with `features.py` and computes every feature by name; tests compare the two,
+names included.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from esper.tamiyo.policy.layout import SLOT_FEATURES, feature_names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReport:
-    """What is known about one host after an epoch, in plain numbers."""
+    """One host after an epoch, in plain numbers."""
 
     epoch: int
     max_epochs: int
@@ -50,7 +50,7 @@ class HostReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotReport:
-    """What is known about the record in one slot, in plain numbers."""
+    """The record in one slot, in plain numbers."""
 
     stage: int
     blueprint: int
@@ -82,7 +82,7 @@ class SlotReport:
 def plain_reports(
     signals: Signals, slot_config: SlotConfig
 ) -> tuple[list[HostReport], list[dict[str, SlotReport]]]:
-    """Return the rows of `signals` as plain records, for whoever wants to read or compare them."""
+    """Return the rows of `signals` as plain records."""
     hosts, slots = [], []
     plain = {name: getattr(signals, name).tolist() for name in Signals.__dataclass_fields__}
     names = slot_config.slot_ids[: signals.num_slots]
@@ -112,7 +112,7 @@ _SLOT_FIELDS = tuple(
     if field.name
     not in ("contribution", "contribution_velocity", "counterfactual_age", "interactions")
 )
-"""Fields that are signals of the same name, as they are."""
+"""Fields that have the value of the signal of the same name."""
 
 
 def _slot_report(values: Mapping[str, Any], index: int, names: Sequence[str]) -> SlotReport:
@@ -146,7 +146,10 @@ def reports_to_features(
     features, blueprints = [], []
     for host, reports in zip(batch_signals, batch_slot_reports, strict=True):
         present = _enabled_reports(host, reports, slot_config)
-        row = _named_features(host, present, slot_config)
+        row = _base_features(host, present, slot_config)
+        for slot in slot_config.slot_ids:
+            own = _slot_features(slot, present, host, slot_config)
+            row |= {f"{slot}.{name}": value for name, value in own.items()}
         features.append([row[name] for name in names])
         blueprints.append([_blueprint(present.get(slot)) for slot in slot_config.slot_ids])
     return (
@@ -155,21 +158,10 @@ def reports_to_features(
     )
 
 
-def _named_features(
-    host: HostReport, reports: Mapping[str, SlotReport], slot_config: SlotConfig
-) -> dict[str, float]:
-    """Return every feature of one host by its name; `reports` are those of its own slots."""
-    features = {**_base_features(host, reports, slot_config), **_feedback_features(host)}
-    for slot in slot_config.slot_ids:
-        for name, value in _slot_features(slot, reports, host, slot_config).items():
-            features[f"{slot}.{name}"] = value
-    return features
-
-
 def _enabled_reports(
     host: HostReport, reports: Mapping[str, SlotReport], slot_config: SlotConfig
 ) -> dict[str, SlotReport]:
-    """Return the records of the slots this host has, in the order of the slots."""
+    """Return the records of the enabled slots, in the order of the slots."""
     for slot in (*reports, *(host.enabled or ())):
         slot_config.index(slot)
     enabled = slot_config.slot_ids if host.enabled is None else host.enabled
@@ -183,6 +175,7 @@ def _base_features(
 ) -> dict[str, float]:
     enabled = slot_config.num_slots if host.enabled is None else len(host.enabled)
     stages = [parse_stage(report.stage) for report in reports.values()]
+    last_op = LifecycleOp(host.last_op)
     features = {
         "epoch_progress": host.epoch / host.max_epochs,
         "loss_norm": _loss(host.val_loss),
@@ -198,6 +191,8 @@ def _base_features(
         "num_training": stages.count(SeedStage.TRAINING) / max(enabled, 1),
         "num_blending": stages.count(SeedStage.BLENDING) / max(enabled, 1),
         "num_holding": stages.count(SeedStage.HOLDING) / max(enabled, 1),
+        "last_action_success": float(host.last_success),
+        **{f"last_action_op_{op.name.lower()}": float(op is last_op) for op in LifecycleOp},
     }
     if len(host.loss_history) > 1:
         fall = host.loss_history[-2] - host.val_loss
@@ -212,14 +207,6 @@ def _base_features(
             _points(host.score_history[i - missing]) / 100 if known else 0.0
         )
     return features
-
-
-def _feedback_features(host: HostReport) -> dict[str, float]:
-    last_op = LifecycleOp(host.last_op)
-    return {
-        "last_action_success": float(host.last_success),
-        **{f"last_action_op_{op.name.lower()}": float(op is last_op) for op in LifecycleOp},
-    }
 
 
 def _slot_features(
@@ -257,15 +244,9 @@ def _slot_features(
         "boost_received_norm": _clamp(max(together, default=0.0), 0, 5) / 5,
         "upstream_alpha_norm": _clamp(sum(a for i, a in measured.items() if i < place), 0, 3) / 3,
         "downstream_alpha_norm": _clamp(sum(a for i, a in measured.items() if i > place), 0, 3) / 3,
-        "counterfactual_fresh": _freshness(report),
+        # A measurement fades to a half in about 138 epochs.
+        "counterfactual_fresh": report.is_measured * 0.995 ** (report.counterfactual_age or 0),
     }
-
-
-def _freshness(report: SlotReport) -> float:
-    """A measurement fades to a half in about 138 epochs; none is worth nothing."""
-    if not report.is_measured:
-        return 0.0
-    return float(0.995 ** (report.counterfactual_age or 0))
 
 
 def _blueprint(report: SlotReport | None) -> int:
@@ -285,5 +266,5 @@ def _loss(loss: float) -> float:
 
 
 def _points(score: float) -> float:
-    """An accuracy as it is; a negative loss as 100 times the likelihood it stands for."""
+    """Return an accuracy as it is, and a negative loss as 100 times the likelihood it means."""
     return 100.0 * math.exp(score) if score < 0 else _clamp(score, 0.0, 100.0)

@@ -1,8 +1,8 @@
-"""The travelling observation: from signals to numbers that mean the same on every task.
+"""The `travelling` observation: task-relative features that mean the same on every task.
 
-`observe_host`, `observe_slots` and `observe_pairs` compute what `travelling_layout` names, for all
-rows at once, where the signals are, without a loop over rows or slots. What is not known is neutral
-and, where that could be mistaken for a measurement, marked by a flag beside it.
+`observe_host`, `observe_slots` and `observe_pairs` compute the features that `layout.py` lists, for
+all rows at once, on the device of the signals. Unknown values are neutral; where a neutral value
+could be a measurement, a flag beside it says which it is.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from esper.tamiyo.policy.layout import (
     PAST,
     TRAVELLING_SLOT_FEATURES,
     FeatureSpec,
-    refuse_strangers,
+    check_codes,
 )
 
 _LEAST_LEFT = 0.01
-"""Least that is left to gain, as a share of all there ever was: what no task can tell from none."""
+"""Minimum of what is left to gain, as a share of the error of guessing."""
 
 _LEAST_NOISE = 0.01
-"""Least noise of a score, as a share of what is left to gain."""
+"""Minimum noise of a score, as a share of what is left to gain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What the measurements of every row are told relative to, float32 [R] each."""
+    """Units by which the measurements of every row are divided, float32 [R] each."""
 
     is_accuracy: Tensor
     """bool [R], scores are points; else negative losses."""
@@ -53,11 +53,11 @@ class Scale:
     left: Tensor
     """What is left to gain, in units of the score."""
     noise: Tensor
-    """What scores have moved by from epoch to epoch of late, in units of the score."""
+    """Root mean square of recent changes between epochs, in units of the score."""
 
     @classmethod
     def of(cls, signals: Signals) -> Scale:
-        """Read the scale off the signals."""
+        """Return the scale of every row."""
         is_accuracy = signals.best_score >= 0
         chance_loss = torch.where(signals.chance_loss > 0, signals.chance_loss, 1.0)
         classes = signals.num_classes
@@ -107,7 +107,7 @@ def observe_host(signals: Signals) -> Tensor:
         return found.sum(1) / enabled
 
     ops = _one_hot(signals.last_op, LifecycleOp)
-    _refuse_strangers(signals, active, ops)
+    _check_codes(signals, active, ops)
     return _columns(
         HOST_FEATURES,
         {
@@ -162,11 +162,11 @@ def observe_host(signals: Signals) -> Tensor:
 
 
 def observe_slots(signals: Signals, pairs: Tensor) -> Tensor:
-    """Return float32 [R, S, slot features]; 0 throughout where a slot is not enabled.
+    """Return float32 [R, S, slot features]; all 0 where a slot is not enabled.
 
     Args:
-        signals: what is known.
-        pairs: what `observe_pairs` returned.
+        signals: the measurements.
+        pairs: the result of `observe_pairs`.
     """
     scale = Scale.of(signals)
     exists, active = signals.enabled, signals.occupied & signals.enabled
@@ -245,7 +245,7 @@ def observe_pairs(signals: Signals) -> Tensor:
 
 
 def _columns(specs: Sequence[FeatureSpec], values: Mapping[str, Tensor]) -> Tensor:
-    """Return [..., features] in the order of the specs, every number within its range."""
+    """Return [..., features] in the order of the specs, divided by their units and clamped."""
     assert len(values) == len(specs), "every feature has one value"
     columns = torch.stack([values[spec.name].float() for spec in specs], dim=-1)
     unit, low, high = _ranges(tuple(specs), columns.device)
@@ -255,7 +255,7 @@ def _columns(specs: Sequence[FeatureSpec], values: Mapping[str, Tensor]) -> Tens
 @lru_cache(maxsize=16)
 def _ranges(specs: tuple[FeatureSpec, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return unit, lowest and highest value of every feature."""
-    # Kept for ever, so they must be ordinary tensors even when first made while inferring.
+    # They are cached, so they must be ordinary tensors even when made in inference mode.
     with torch.inference_mode(False):
         columns = [(spec.unit, spec.low, spec.high) for spec in specs]
         unit, low, high = torch.tensor(columns, device=device).unbind(1)
@@ -269,7 +269,7 @@ def _members(kind: type[IntEnum], device: torch.device) -> Tensor:
 
 
 def _one_hot(values: Tensor, kind: type[IntEnum]) -> Tensor:
-    """Return bool [..., members]: which member each value is; none where it is no member."""
+    """Return bool [..., members]: the one-hot of each value; all False for an unknown value."""
     return values.unsqueeze(-1) == _members(kind, values.device)
 
 
@@ -284,11 +284,11 @@ def _spec_range(prefix: str) -> tuple[FeatureSpec, ...]:
     return tuple(spec for spec in TRAVELLING_SLOT_FEATURES if spec.name.startswith(prefix))
 
 
-def _refuse_strangers(signals: Signals, active: Tensor, ops: Tensor) -> None:
+def _check_codes(signals: Signals, active: Tensor, ops: Tensor) -> None:
     """Raise where a stage, a blueprint or an op does not exist."""
     stages = _one_hot(signals.stage, SeedStage).any(-1)
     count = torch.count_nonzero
-    refuse_strangers(
+    check_codes(
         signals,
         expected=2 * count(active) + len(ops),
         found=count(stages & active) + count((signals.blueprint >= 0) & active) + count(ops),
@@ -301,7 +301,7 @@ def _noise(history: Tensor, left: Tensor) -> Tensor:
     known = steps.isfinite()
     squares = torch.where(known, steps, 0.0).square().sum(1)
     found = (squares / known.sum(1).clamp(min=1)).sqrt()
-    # Before there are two epochs to compare nothing is surprising.
+    # With fewer than two epochs there is no noise to measure: changes read as small.
     found = torch.where(known.any(1), found, left)
     return torch.maximum(found, _LEAST_NOISE * left)
 
@@ -316,7 +316,7 @@ def _known(values: Tensor) -> Tensor:
 
 
 def _change(before: Tensor, now: Tensor) -> Tensor:
-    """Return by how much a logarithm was larger before; 0 where there was none."""
+    """Return how much larger a logarithm was before; 0 where it was not known."""
     return _known(before - now)
 
 
@@ -327,7 +327,7 @@ def _first_known(history: Tensor) -> Tensor:
 
 
 def _limit(name: str, used: Tensor, limit: Tensor, host: Tensor) -> dict[str, Tensor]:
-    """Return what a limit leaves; where there is none, nothing is used and everything left."""
+    """Return the features of a limit; without one, nothing is used and `NO_LIMIT` is left."""
     limited = limit >= 0
     most = limit.clamp(min=1).float()
     left = torch.log1p((most - used).clamp(min=0) / host)
