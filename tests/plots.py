@@ -19,9 +19,8 @@ from esper.kasmina.contribution import Contributions, Measured
 from esper.kasmina.engine import Moments, take_samples
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.lifecycle import LifecycleConfig
-from esper.kasmina.operations import OperationResult
+from esper.kasmina.lifecycle import GardenConfig, LifecycleConfig
+from esper.kasmina.slot_table import OperationResult
 from esper.kasmina.state import GateConfig
 from esper.kasmina.training import per_sample_classification
 from esper.leyline.actions import Actions, LifecycleOp, decode_actions

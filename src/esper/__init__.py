@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from esper.kasmina.evaluation import evaluate_contributions
     from esper.kasmina.flops import FlopCount, count_flops
     from esper.kasmina.garden import Garden, load_garden
-    from esper.kasmina.garden_config import GardenConfig
     from esper.kasmina.hosts import register_host
+    from esper.kasmina.lifecycle import GardenConfig
     from esper.kasmina.slots.selftest import check_slots
     from esper.kasmina.slots.suggestion import suggest_slots
     from esper.lab.population.population import Population
@@ -90,7 +90,7 @@ _HOMES = {
     "esper.kasmina.evaluation": ("evaluate_contributions",),
     "esper.kasmina.flops": ("FlopCount", "count_flops"),
     "esper.kasmina.garden": ("Garden", "load_garden"),
-    "esper.kasmina.garden_config": ("GardenConfig",),
+    "esper.kasmina.lifecycle": ("GardenConfig",),
     "esper.kasmina.hosts": ("register_host",),
     "esper.kasmina.slots.selftest": ("check_slots",),
     "esper.kasmina.slots.suggestion": ("suggest_slots",),

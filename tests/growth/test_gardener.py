@@ -19,7 +19,7 @@ from esper.kasmina.costs import gate_flops, seed_flops
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import Outcome
-from esper.kasmina.operations import OperationResult, describe_decision, slot_records
+from esper.kasmina.slot_table import OperationResult, describe_decision, slot_records
 from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.actions import CAUSAL_HEADS, LifecycleOp, placeholder_actions
 from esper.leyline.controller import Controller, GrowthLimits
@@ -271,7 +271,7 @@ def test_a_horizon_is_kept() -> None:
     with pytest.raises(UsageError, match="the horizon of 2 epochs is reached"):
         gardener.step(constant)
     assert len(gardener.history) == 2
-    with pytest.raises(UsageError, match="horizon must be a whole number, 1 or more, got 0"):
+    with pytest.raises(UsageError, match="horizon must be at least 1, got 0"):
         Gardener(make_garden(), "wait", 0)
 
 

@@ -18,7 +18,7 @@ from torch.optim.swa_utils import update_bn
 from esper.growth.gardener import GardenerConfig
 from esper.growth.request import GrowRequest, GrowthConfig
 from esper.growth.run import GrowthLoop
-from esper.kasmina.garden_config import GardenConfig
+from esper.kasmina.lifecycle import GardenConfig
 from esper.kasmina.training import per_sample_classification, rate_factor, seed_rate_factor
 from esper.lab.tasks import TrainingConfig
 from esper.leyline.errors import EsperWarning, NonFiniteError, SlotError, UsageError

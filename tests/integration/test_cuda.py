@@ -14,8 +14,7 @@ import esper
 from esper.kasmina.blueprints import BLUEPRINTS, blueprint_names
 from esper.kasmina.contribution import participating
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.lifecycle import GardenConfig, LifecycleConfig
 from esper.kasmina.row_group import measure_by_ablation
 from esper.kasmina.state import GateConfig
 from esper.lab.bench.engine import Case, PhaseClock, grown_population, measured_task, random_data

@@ -22,11 +22,10 @@ from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.contribution import participating
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.lifecycle import Outcome
-from esper.kasmina.operations import OperationResult
+from esper.kasmina.lifecycle import GardenConfig, Outcome
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.slot import SlotMode
+from esper.kasmina.slot_table import OperationResult
 from esper.leyline.actions import HEAD_SIZES, LifecycleOp
 from esper.leyline.errors import EsperWarning
 from esper.leyline.rules import Masks

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.costs import row_costs
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.lifecycle import GardenConfig, LifecycleConfig
 from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.state import SlotState, empty_state
 from esper.lab.imagined import imagined_costs

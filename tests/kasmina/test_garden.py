@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
+from esper.kasmina.lifecycle import GardenConfig
 from esper.kasmina.training import clip_gradients
 from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.leyline.errors import (
@@ -411,9 +411,9 @@ def test_a_refused_operation_changes_nothing_at_all() -> None:
         (lambda g: g.germinate("a", "lora", style="add"), UnknownNameError, "unknown style"),
         (lambda g: g.germinate("a", "lora", tempo=0), UsageError, "tempo must be"),
         (lambda g: g.germinate("a", "lora", tempo=2.5), UsageError, "tempo must be a whole"),
-        (lambda g: g.germinate("a", "lora", alpha_target=0), SlotError, "must be above 0"),
-        (lambda g: g.germinate("a", "lora", alpha_target=1.5), UsageError, "must be 0 to 1"),
-        (lambda g: g.set_alpha_target("a", 0.0), SlotError, "prune the seed to take it out"),
+        (lambda g: g.germinate("a", "lora", alpha_target=0), UsageError, "must be above 0"),
+        (lambda g: g.germinate("a", "lora", alpha_target=1.5), UsageError, "at most 1, got 1.5"),
+        (lambda g: g.set_alpha_target("a", 0.0), UsageError, "target must be above 0"),
         (lambda g: g.set_alpha_target("a", 0.5, speed=-1), UsageError, "speed must be"),
         (lambda g: g.set_alpha_target("a", 0.5, speed=math.inf), UsageError, "speed must be"),
         (lambda g: g.set_alpha_target("a", 0.5, curve="bent"), UnknownNameError, "unknown curve"),

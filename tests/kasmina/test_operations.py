@@ -1,8 +1,6 @@
-"""Operations by hand: names in, a command out, a result in words."""
+"""Operations by hand: names in, a command out; seeds at full amplitude from the first step."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
@@ -10,20 +8,9 @@ from torch import nn
 
 from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import blueprint_names
-from esper.kasmina.lifecycle import Applied, Outcome
-from esper.kasmina.operations import (
-    OperationResult,
-    check_number,
-    check_target,
-    describe_result,
-    make_command,
-    parse_choice,
-)
-from esper.kasmina.slots.placement import Placement
-from esper.kasmina.state import GateConfig, describe_failure, empty_state
+from esper.kasmina.operations import make_command, parse_choice
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.errors import SlotError, UnknownNameError, UsageError
-from esper.leyline.rules import Refusal
+from esper.leyline.errors import UnknownNameError, UsageError
 from esper.leyline.stages import (
     STYLE_OF_ALGORITHM,
     STYLE_SPECS,
@@ -32,12 +19,7 @@ from esper.leyline.stages import (
     BlendStyle,
     SeedStage,
 )
-from tests.kasmina.gardens import Stack, bring, measure, stack_garden
-from tests.plots import record_epoch
-
-
-def applied(outcome: Outcome, refusal: Refusal = Refusal.NONE) -> Applied:
-    return Applied(torch.tensor([int(outcome)]), torch.tensor([int(refusal)]))
+from tests.kasmina.gardens import Stack, stack_garden
 
 
 def test_a_command_has_one_row_of_values() -> None:
@@ -65,41 +47,6 @@ def test_without_a_style_a_command_has_the_placeholder() -> None:
     assert command.ramp.tolist() == [AlphaCurve.SIGMOID]
 
 
-def describe(op: LifecycleOp, outcome: Outcome, refusal: Refusal = Refusal.NONE) -> OperationResult:
-    return describe_result(
-        empty_state(1, 2),
-        make_command(op, 1),
-        applied(outcome, refusal),
-        [Placement(name, name, "BC", (2, 4), "bidirectional") for name in ("head", "stem")],
-        GateConfig(),
-    )
-
-
-def test_what_took_effect_is_true_and_has_no_reason() -> None:
-    result = describe(LifecycleOp.PRUNE, Outcome.DONE)
-    assert result
-    assert result.ok
-    assert (result.op, result.slot, result.reason) == (LifecycleOp.PRUNE, "stem", "")
-
-
-@pytest.mark.parametrize("refusal", [refusal for refusal in Refusal if refusal])
-def test_every_refusal_is_said_in_words(refusal: Refusal) -> None:
-    result = describe(LifecycleOp.ADVANCE, Outcome.ILLEGAL, refusal)
-    assert not result
-    assert result.reason == f"ADVANCE at stem: {refusal.text}"
-    assert "\n" not in result.reason
-
-
-@pytest.mark.parametrize("op", [LifecycleOp.GERMINATE, LifecycleOp.ADVANCE, LifecycleOp.FOSSILIZE])
-def test_a_closed_gate_is_said_in_words(op: LifecycleOp) -> None:
-    result = describe(op, Outcome.GATE_FAILED)
-    assert not result.ok
-    assert (
-        result.reason
-        == f"{op.name} at stem: {describe_failure(empty_state(1, 2), 1, GateConfig())}"
-    )
-
-
 def test_choices_are_found_by_name_in_any_case_or_by_themselves() -> None:
     assert parse_choice(BlendStyle, "Gated_Gate", "style") is BlendStyle.GATED_GATE
     assert parse_choice(AlphaCurve, AlphaCurve.COSINE, "curve") is AlphaCurve.COSINE
@@ -112,72 +59,9 @@ def test_a_wrong_choice_names_the_nearest() -> None:
         parse_choice(AlphaCurve, 1, "curve")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", [0, 1, 0.5])
-def test_numbers_within_their_range_pass(value: float) -> None:
-    check_number("x", value, 0, 1)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf, "1", None, True])
-def test_numbers_out_of_range_are_refused(value: float) -> None:
-    with pytest.raises(UsageError, match="x must be 0 to 1, got"):
-        check_number("x", value, 0, 1)
-
-
-def test_an_open_range_says_so() -> None:
-    with pytest.raises(UsageError, match="tempo must be 1 or more, got 0"):
-        check_number("tempo", 0, 1)
-
-
-@pytest.mark.parametrize("value", [1.5, 2.0, math.inf, math.nan, True, "2"])
-def test_whole_numbers_are_not_rounded_in_silence(value: float) -> None:
-    with pytest.raises(UsageError, match="tempo must be a whole number, 1 or more, got"):
-        check_number("tempo", value, 1, whole=True)
-    check_number("tempo", 3, 1, whole=True)
-
-
 @pytest.mark.parametrize("algorithm", AlphaAlgorithm)
 def test_the_style_of_an_algorithm_goes_on_with_it(algorithm: AlphaAlgorithm) -> None:
     assert STYLE_SPECS[STYLE_OF_ALGORITHM[algorithm]].algorithm is algorithm
-
-
-def test_an_amplitude_to_aim_at_is_above_0_and_at_most_1() -> None:
-    check_target(0.01)
-    check_target(1)
-    with pytest.raises(SlotError, match="prune the seed to take it out"):
-        check_target(0.0)
-    with pytest.raises(UsageError, match="alpha_target must be 0 to 1, got"):
-        check_target(1.5)
-
-
-def test_an_empty_slot() -> None:
-    view = stack_garden().slots["a"]
-    assert (view.name, view.axes) == ("a", "BC")
-    assert (view.stage, view.blueprint, view.alpha) == (SeedStage.DORMANT, None, 0.0)
-    assert (view.parameters, view.age, view.epochs_in_stage) == (0, 0, 0)
-    assert view.contribution is None
-    assert view.contribution_se is None
-    assert repr(view) == "<slot a: DORMANT>"
-
-
-def test_a_grown_slot() -> None:
-    garden = stack_garden()
-    view = garden.slots["b"]
-    bring(garden, "b", SeedStage.HOLDING, "lora", style="gated_gate")
-    measure(garden, "b", 1.5)
-    assert (view.stage, view.blueprint) == (SeedStage.HOLDING, "lora")
-    assert (view.alpha, view.alpha_target) == (1.0, 1.0)
-    assert view.parameters == sum(p.numel() for p in garden.slot_parameters("b"))
-    assert view.contribution == 1.5
-    assert view.contribution_se is None
-    assert repr(view) == "<slot b: HOLDING, lora, alpha=1.00>"
-
-
-def test_a_view_follows_its_garden() -> None:
-    garden = stack_garden()
-    view = garden.slots["a"]
-    bring(garden, "a", SeedStage.TRAINING)
-    record_epoch(garden, 50.0)
-    assert (view.stage, view.age, view.epochs_in_stage) == (SeedStage.TRAINING, 1, 1)
 
 
 # -- seeds that are at full amplitude from the first step ------------------------------------------
@@ -204,6 +88,16 @@ def test_in_frozen_parts_of_a_model_what_starts_as_the_identity_is_immediate() -
     assert others == [[KIN]] * 2
     assert adapters(model, "none") == [[]] * 3
     assert adapters(model, "all") == [first] * 3
+
+
+def test_what_is_immediate_follows_what_is_frozen_later() -> None:
+    model = Stack()
+    garden = stack_garden(model)
+    before = garden.table.immediate.clone()
+    freeze(model.b)
+    after = garden.table.immediate
+    assert torch.equal(after[0], before[0])
+    assert int(after[1].sum()) > int(before[1].sum())
 
 
 def test_an_adapter_learns_from_the_loss_in_the_first_step() -> None:

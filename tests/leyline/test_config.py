@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline.config import Config, option
+from esper.leyline.config import Config, check_value, option
 from esper.leyline.errors import ConfigError
 
 
@@ -182,6 +182,13 @@ def test_bounds_themselves_are_allowed() -> None:
     assert Outer(count=1).count == 1
     assert Outer(count=10).count == 10
     assert Inner(rate=1.0).rate == 1.0
+
+
+@pytest.mark.parametrize("value", [1.5, 2.0, math.inf, math.nan, True, "2", None, 0])
+def test_an_argument_is_checked_like_a_field(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"tempo must be .*, got"):
+        check_value("tempo", value, int, minimum=1)
+    check_value("tempo", 3, int, minimum=1)
 
 
 def test_replace_checks_and_leaves_the_original() -> None:

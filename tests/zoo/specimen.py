@@ -18,7 +18,7 @@ import esper
 from esper.growth.grown import Format, export_garden
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.garden import Garden
-from esper.kasmina.operations import OperationResult
+from esper.kasmina.slot_table import OperationResult
 from esper.kasmina.slots.probe import axis_size, call_arguments, resized, tensors_along, tensors_in
 from esper.leyline.errors import EsperError, EsperWarning
 from tests.plots import EAGER

@@ -34,14 +34,14 @@ from esper.growth.horizon import (
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import Panic
-from esper.kasmina.operations import check_number, describe_decision, slot_records
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.recalibration import DEFAULT_SAMPLES
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
 from esper.kasmina.signals import Rates, RowFacts, row_facts
+from esper.kasmina.slot_table import describe_decision, slot_records
 from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.actions import LifecycleOp, decode_actions
-from esper.leyline.config import option
+from esper.leyline.config import check_value, option
 from esper.leyline.controller import Controller
 from esper.leyline.errors import NonFiniteError, UsageError, unknown_name, warn
 from esper.leyline.reasons import Explaining, Why, why_not_grown, why_not_learned
@@ -164,7 +164,7 @@ class Gardener:
                 f"a gardener needs a Garden, got {type(garden).__name__}; make one by "
                 "esper.Garden(model, slots, example_input)"
             )
-        check_number("horizon", horizon, 1, whole=True)
+        check_value("horizon", horizon, int, minimum=1)
         config = config or GardenerConfig()
         self.config = config if ablate_every is None else config.replace(ablate_every=ablate_every)
         self.garden = garden

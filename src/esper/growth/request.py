@@ -21,7 +21,7 @@ from esper.growth.depth.rules import DeepenConfig
 from esper.growth.fingerprints import data_contents, fingerprint, function_contents, model_contents
 from esper.growth.gardener import DEFAULT_CONTROLLER, GardenerConfig
 from esper.growth.kept import Keep
-from esper.kasmina.garden_config import GardenConfig
+from esper.kasmina.lifecycle import GardenConfig
 from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames
 from esper.kasmina.state import SlotState
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory, TrainingConfig

@@ -17,32 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names, immediate_table
 from esper.kasmina.costs import RowCosts, row_costs, slot_costs, with_copies
-from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.governor import GradientSample, sample_gradients
-from esper.kasmina.lifecycle import Applied
-from esper.kasmina.operations import (
-    OperationResult,
-    SlotView,
-    check_immediate,
-    check_number,
-    check_target,
-    describe_result,
-    immediate_seeds,
-    make_command,
-    parse_choice,
-)
-from esper.kasmina.saving import (
-    baked_copy,
-    decode_lifecycle,
-    encode_lifecycle,
-    read_garden,
-    save_garden,
-)
+from esper.kasmina.lifecycle import Applied, GardenConfig
+from esper.kasmina.operations import check_immediate, make_command, parse_choice
+from esper.kasmina.saving import baked_copy, read_garden, save_garden
 from esper.kasmina.seedbed import Seedbed, Surroundings, find_untrained, remember_loaded
 from esper.kasmina.slot import shadow_loss, straight_through
-from esper.kasmina.slot_table import SlotTable
+from esper.kasmina.slot_table import (
+    OperationResult,
+    SlotTable,
+    SlotView,
+    decode_lifecycle,
+    describe_result,
+    encode_lifecycle,
+)
 from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames, place_slots, with_kin
 from esper.kasmina.state import SlotState, inert_seeds
 from esper.kasmina.wrapping import (
@@ -54,6 +44,7 @@ from esper.kasmina.wrapping import (
     watch,
 )
 from esper.leyline.actions import Command, LifecycleOp
+from esper.leyline.config import check_value
 from esper.leyline.errors import CheckpointError, SlotError, UsageError, instead, reason_of
 from esper.leyline.stages import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
 from esper.utils.manifest import restoring
@@ -68,9 +59,8 @@ class Garden(nn.Module):
             of a name, as in "blocks.*"), or {name: submodule}; or where they were found to be.
         example_input: one batch (a tensor, a tuple of arguments or a dict of them); not needed
             where the slots were found already.
-        axes: what the axes of the activations are, such as "BTC" or "TBC": one name for all slots,
-            or by slot, submodule or pattern. What is not declared is found out by trying the
-            model, and refused where it cannot be told.
+        axes: the axes of the activations, such as "BTC" or "TBC": one name for all slots, or by
+            slot, submodule or pattern. By default the model is tried to find them.
         config: the life of seeds and the limits of growth.
     """
 
@@ -90,8 +80,8 @@ class Garden(nn.Module):
         refuse_unsuitable(model)
         if any(isinstance(module, Garden) for module in model.modules()):
             raise SlotError(
-                "the model already holds a Garden; grow that one on, or give garden.bake(), a "
-                "plain copy of what it has become"
+                "the model already holds a Garden; go on with that one, or give its plain copy, "
+                "garden.bake()"
             )
         if not isinstance(slots, Placed):
             slots = with_kin(place_slots(model, slots, example_input, axes), model, example_input)
@@ -108,6 +98,8 @@ class Garden(nn.Module):
         self.slot_names = tuple(p.name for p in placements)
         self.slot_paths = {p.name: p.path for p in placements}
         self._table = SlotTable(self.costs(), self.config.lifecycle.earning)
+        self._table_made_for: tuple[object, ...] = ()
+        """What the costs and rules of the table were last worked out from."""
         self.ties = Ties()
         self._samples: dict[int, GradientSample] = {}
         # Amplitudes follow from the lifecycle; DDP need not send them around in every pass.
@@ -124,10 +116,8 @@ class Garden(nn.Module):
         """Run the model, with whatever has grown in its slots."""
         return self.model(*args, **kwargs)
 
-    # -- what there is ---------------------------------------------------------------------------
-
     def __repr__(self) -> str:
-        """Return the garden in one line."""
+        """Return one line: the model's class, its size and what is in the slots."""
         slots = ", ".join(
             f"{name}: {view.blueprint} {view.stage.name.lower()}" if view.blueprint else name
             for name, view in self.slots.items()
@@ -136,7 +126,7 @@ class Garden(nn.Module):
         return f"Garden({type(self.model).__name__}, {size}, slots [{slots}])"
 
     def __str__(self) -> str:
-        """Return the same line, and below it the modules of the host with what grew behind them."""
+        """Return that line and the printed model, with the seeds behind its submodules."""
         return f"{self!r}\n{self.model!r}"
 
     @property
@@ -152,9 +142,15 @@ class Garden(nn.Module):
     @property
     def table(self) -> SlotTable:
         """The slots' state and what may become of it, as the settings and the model are now."""
-        self._table.costs = self.costs()
-        self._table.lifecycle = life = self.config.lifecycle.earning
-        self._table.immediate = immediate_seeds(self.model, self.placed.slots, life.immediate)
+        slots, names = self.placed.slots, blueprint_names()
+        frozen = tuple(self._is_frozen(slot.path) for slot in slots)
+        made_for = (self.config, names, self.count_host_parameters(), frozen)
+        if made_for != self._table_made_for:
+            self._table_made_for = made_for
+            self._table.costs = self.costs()
+            self._table.lifecycle = life = self.config.lifecycle.earning
+            kinds = [(slot.topology, one) for slot, one in zip(slots, frozen, strict=True)]
+            self._table.immediate = immediate_table(kinds, life.immediate, names)
         return self._table
 
     def host_parameters(self) -> Iterator[nn.Parameter]:
@@ -175,7 +171,11 @@ class Garden(nn.Module):
 
     def count_flops(self) -> int:
         """Return the operations of one sample's forward pass now; `host_flops` is the model's."""
-        return self.host_flops + int(self.table.flops().sum())
+        return self.host_flops + int(self.slot_flops().sum())
+
+    def slot_flops(self) -> Tensor:
+        """Return int64 [1, S]: operations per sample of every seed and its gate."""
+        return self._table.flops()
 
     def costs(self) -> RowCosts:
         """Return what the model costs, and every blueprint at every slot, with the limits."""
@@ -223,8 +223,8 @@ class Garden(nn.Module):
             immediate: whether it has that amplitude at once, without style and tempo, and learns
                 from the loss itself; by default what `config.lifecycle.immediate` says.
         """
-        check_number("tempo", tempo, 1, whole=True)
-        check_target(alpha_target)
+        check_value("tempo", tempo, int, minimum=1)
+        check_value("alpha_target", alpha_target, float, above=0, maximum=1)
         chosen, how = BLUEPRINTS.get(blueprint), parse_choice(BlendStyle, style, "style")
         index = self._index(slot)
         if immediate is None:
@@ -254,8 +254,8 @@ class Garden(nn.Module):
         style: str | BlendStyle | None = None,
     ) -> OperationResult:
         """Aim a blended seed's amplitude at another value; keeps its style unless one is given."""
-        check_number("speed", speed, 0, whole=True)
-        check_target(target)
+        check_value("speed", speed, int, minimum=0)
+        check_value("target", target, float, above=0, maximum=1)
         index = self._index(slot)
         if style is None:
             style = STYLE_OF_ALGORITHM[int(self.state.algorithm[0, index])]
@@ -273,7 +273,7 @@ class Garden(nn.Module):
         self, slot: str, *, speed: int = 0, curve: str | AlphaCurve = "linear"
     ) -> OperationResult:
         """Remove a seed, at once or by fading it out over `speed` ticks."""
-        check_number("speed", speed, 0, whole=True)
+        check_value("speed", speed, int, minimum=0)
         shape = parse_choice(AlphaCurve, curve, "curve")
         command = make_command(LifecycleOp.PRUNE, self._index(slot), speed=speed, curve=shape)
         return self.carry_out(command)
@@ -292,7 +292,7 @@ class Garden(nn.Module):
         return self.describe(before, command, applied)
 
     def describe(self, before: SlotState, command: Command, applied: Applied) -> OperationResult:
-        """Put into words what became of a command in the state `before` it."""
+        """Return the result of a command that was applied in the state `before`."""
         gates = self.config.lifecycle.earning.gates
         return describe_result(before, command, applied, self.placed.slots, gates)
 
@@ -303,16 +303,13 @@ class Garden(nn.Module):
         self._sync()
 
     def sync(self, state: SlotState) -> Tensor:
-        """Take over a lifecycle state [1, S]; return the size of every seed then, int64 [1, S].
-
-        For engines that carry the states of many gardens themselves.
-        """
+        """Set the lifecycle state [1, S]; return the size of every seed, int64 [1, S]."""
         self._table.state = state
         self._sync()
         return self.state.params
 
     def drop_inert(self) -> tuple[str, ...]:
-        """Take out seeds that earned no place (`gates.inert_seeds`); return their slots."""
+        """Take out seeds that make no difference (`inert_seeds`); return their slots."""
         self.notice_training()
         inert = inert_seeds(self.state)
         gone = (inert & self.state.has_module)[0].tolist()
@@ -321,10 +318,8 @@ class Garden(nn.Module):
         self._sync()
         return names
 
-    # -- measurements ----------------------------------------------------------------------------
-
     def notice_training(self) -> None:
-        """Find out which seeds something has trained; warn of those that nothing does."""
+        """Mark the seeds that no optimizer has trained yet, and warn of them."""
         is_carried = bool(self.ties.listeners)
         self.table.state = find_untrained(self.model, self.seedbed, self.state, is_carried)
 
@@ -340,15 +335,15 @@ class Garden(nn.Module):
     def training_loss(self, closure: Callable[[nn.Module], Tensor]) -> Tensor:
         """Return the loss to call backward on: `closure(model)` gives the loss of one batch.
 
-        With `training_mode="shadow"` a seed in TRAINING also learns, on its own true loss, from a
-        second pass in which it is fully blended and everything else is frozen. The value returned
-        is that of the network as it is. In the other mode this is just `closure(self)`.
+        With `training_mode="shadow"` a seed in TRAINING also learns from a second pass, in which
+        it is fully blended and everything else is frozen. The value returned is that of the first.
+        In the other mode this is just `closure(self)`.
         """
         loss = closure(self)
         shadowed = self.seedbed.shadowed() if self.training and torch.is_grad_enabled() else None
         if shadowed is None:
             return loss
-        # The value of the first, gradients for both: a seed gone mad cannot reach the loss.
+        # The value of the first pass, gradients of both: a seed's NaN cannot reach the loss.
         return straight_through(loss, shadow_loss(self, shadowed, closure))
 
     # -- being an ordinary module ----------------------------------------------------------------
@@ -359,7 +354,7 @@ class Garden(nn.Module):
         return encode_lifecycle(self.slot_names, self.state, self.seedbed.germinations)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Do nothing: `_grow_to_match` has taken the lifecycle over before weights are loaded."""
+        """Do nothing: `_grow_to_match` restores the lifecycle before weights are loaded."""
 
     def save(
         self,
@@ -382,29 +377,28 @@ class Garden(nn.Module):
     def bake(self) -> nn.Module:
         """Return the network as a plain copy: a module of the host's class, without Esper.
 
-        Outputs are the same; seeds that change nothing are left out. It trains on, can be pickled
-        and loaded where Esper is not installed, exported, and grown in again. What was half blended
-        in stays as it is.
+        Outputs are the same; seeds that change nothing are left out, and a partly blended one
+        keeps its amplitude. The copy can be trained, pickled, exported and grown again.
         """
         hanging = zip(self.placed.slots, self.seedbed, strict=True)
         return baked_copy(self.model, {p.path: (slot, p) for p, slot in hanging})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Garden:
-        """Move or cast as any module; amplitudes are written anew in the new precision."""
+        """Move or cast as any module does; amplitudes keep their own precision."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._sync()
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return weights and lifecycle: everything that `load_state_dict` grows a garden from."""
+        """Return weights and lifecycle; `load_state_dict` grows the same seeds from them."""
         with self._whole.entered():
             return super().state_dict(*args, **kwargs)
 
     def follow(self, garden: Garden) -> None:
-        """Grow as another garden does from now on, with weights of one's own.
+        """From now on hold the same seeds as another garden, with weights of one's own.
 
-        For averages of weights (EMA): new seeds start as copies, and what goes there goes here.
-        The copy in a `torch.optim.swa_utils.AveragedModel` does so by itself.
+        For averages of weights (EMA): a new seed starts as a copy, and one that is pruned there
+        is pruned here. A `torch.optim.swa_utils.AveragedModel` calls this by itself.
         """
         if garden is self or garden.slot_names != self.slot_names:
             raise UsageError("a garden can only follow another with the same slots: its copy")
@@ -413,14 +407,17 @@ class Garden(nn.Module):
         self._mirror(garden)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Garden:
-        """Return an independent garden, which knows what it was copied from."""
+        """Return an independent garden with a weak reference to its original."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__setstate__(copy.deepcopy(self.__dict__, memo))  # type: ignore[no-untyped-call]
         copied.ties.original = weakref.ref(self)
         return copied
 
-    # -- inside ----------------------------------------------------------------------------------
+    def _is_frozen(self, path: str) -> bool:
+        """Whether the submodule trains nothing; one without parameters is as the model is."""
+        own = list(self.model.get_submodule(path).parameters())
+        return not any(parameter.requires_grad for parameter in own or self.host_parameters())
 
     def _index(self, name: str) -> int:
         if name not in self.slot_names:
@@ -445,7 +442,7 @@ class Garden(nn.Module):
         self.seedbed.forget_sources()
 
     def _mirror(self, garden: Garden) -> None:
-        """Take over what grows in another garden, but keep the weights of what is known."""
+        """Hold the seeds of another garden; those held already keep their weights."""
         self.seedbed.mirror(
             garden.seedbed, self.ties.mirrored, Surroundings(self.model, self.slot_paths)
         )
@@ -458,7 +455,7 @@ watch(Garden)
 
 
 def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Before weights are loaded, grow the garden to the topology they belong to."""
+    """Before weights are loaded, build the seeds that they belong to."""
     encoded = state_dict.get(f"{prefix}_extra_state")
     if encoded is None:
         return
@@ -471,16 +468,16 @@ def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str
     garden.ties.listeners.tell()
     garden.seedbed.germinations = germinations
     for slot in garden.seedbed:
-        # How a saved seed was trained is not known here; it is no reason for a warning.
+        # How a saved seed was trained is unknown: do not warn.
         slot.was_shadowed = slot.seed is not None
-        # Weights follow, which are not those that were just drawn.
+        # The weights just drawn are about to be replaced.
         slot.drawn = None
 
 
 def load_garden(folder: str | Path, *, model: nn.Module) -> Garden:
     """Rebuild a saved garden around a fresh model of the same architecture.
 
-    The model is not run: where its slots are and what flows there was saved, whatever its inputs.
+    The model is not run: places and shapes of the slots were saved.
     """
     state, meta = read_garden(folder)
     with restoring(Path(folder)):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.kin import copy_block
 from esper.kasmina.blueprints.registry import Blueprint, blueprint_by_id
+from esper.kasmina.lifecycle import TrainingMode
 from esper.kasmina.slot import MIXING, GateNetwork, Slot, SlotMode
 from esper.kasmina.slots.placement import Placement
 from esper.kasmina.state import SlotState
@@ -107,9 +108,6 @@ def draw_probe(shape: tuple[int, ...], key: Key) -> Tensor:
     """Return random activations of this shape, to try a fresh seed on."""
     with seeded(*key, "probe"):
         return torch.randn((2, *shape[1:]))
-
-
-TrainingMode = Literal["straight_through", "shadow"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints.kin import KIN
+from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
 from esper.kasmina.contribution import Measured, record_contributions
 from esper.kasmina.costs import RowCosts, fitting_blueprints, slot_flops
 from esper.kasmina.governor import GradientSample, record_gradients
 from esper.kasmina.lifecycle import (
     Applied,
     LifecycleConfig,
+    Outcome,
     apply_command,
     record_epoch,
     refuse_disagreement,
@@ -21,10 +28,25 @@ from esper.kasmina.lifecycle import (
     rule_view,
     tick,
 )
-from esper.kasmina.state import SlotState, empty_state
-from esper.leyline.actions import Command
-from esper.leyline.rules import Masks, RuleView, build_masks
+from esper.kasmina.slots.placement import Placement
+from esper.kasmina.state import EMPTY, GateConfig, SlotState, describe_failure, empty_state
+from esper.leyline.actions import (
+    HEAD_NAMES,
+    Actions,
+    Command,
+    LifecycleOp,
+    describe_action,
+    head_values,
+)
+from esper.leyline.errors import CheckpointError
+from esper.leyline.records import DecisionRecord, SlotRecord, copy_fields
+from esper.leyline.rules import Masks, Refusal, RuleView, build_masks
+from esper.leyline.slots import AxesName, Symmetry
+from esper.leyline.stages import SeedStage
 from esper.utils.process import is_debugging
+
+if TYPE_CHECKING:
+    from esper.kasmina.garden import Garden
 
 
 class SlotTable:
@@ -145,3 +167,207 @@ class SlotTable:
             self.state = before
             build()
             raise
+
+
+@dataclass(frozen=True, slots=True)
+class OperationResult:
+    """What became of one operation."""
+
+    op: LifecycleOp
+    slot: str
+    outcome: Outcome
+    reason: str
+    """Why it had no effect; empty when it had."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the operation took effect."""
+        return self.outcome is Outcome.DONE
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def describe_result(
+    before: SlotState,
+    command: Command,
+    applied: Applied,
+    places: Sequence[Placement],
+    gates: GateConfig,
+) -> OperationResult:
+    """Put into words what became of a one-row command in the state `before` it."""
+    index = min(max(int(command.slot[0]), 0), len(places) - 1)
+    op, place = LifecycleOp(int(command.op[0])), places[index]
+    slot = place.name
+    outcome = Outcome(int(applied.outcome[0]))
+    reason = ""
+    if outcome is Outcome.ILLEGAL:
+        refusal = Refusal(int(applied.refusal[0]))
+        reason = f"{op.name} at {slot}: {refusal.text}"
+        is_copy = int(command.blueprint[0]) == BLUEPRINTS.get(KIN).id
+        if refusal is Refusal.BLUEPRINT_DOES_NOT_FIT and is_copy and place.kin.problem:
+            why = f"no copy of {place.path!r} can grow there: {place.kin.problem}"
+            reason = f"{op.name} at {slot}: {why}"
+    elif outcome is Outcome.GATE_FAILED:
+        reason = f"{op.name} at {slot}: {describe_failure(before, index, gates)}"
+    return OperationResult(op, slot, outcome, reason)
+
+
+def describe_decision(
+    actions: Actions, result: OperationResult, slot_names: Sequence[str], why: str = ""
+) -> DecisionRecord:
+    """Return a decision with the arguments its op uses; the others are None.
+
+    Args:
+        actions: what was chosen.
+        result: what became of it.
+        slot_names: names of the slots.
+        why: the reason for what took effect.
+    """
+    chosen: dict[str, Any] = describe_action(
+        {head: int(actions[head][0]) for head in HEAD_NAMES},
+        head_values(slot_names, blueprint_names()),
+    )
+    reason = result.reason or why
+    return DecisionRecord(**chosen, outcome=result.outcome.name.lower(), reason=reason)
+
+
+class SlotView:
+    """What is in a slot now; reads the garden each time it is asked."""
+
+    def __init__(self, garden: Garden, index: int) -> None:
+        """Look at slot `index` of this garden."""
+        self._garden = garden
+        self._index = index
+
+    @property
+    def name(self) -> str:
+        """Name of the slot."""
+        return self._garden.slot_names[self._index]
+
+    @property
+    def axes(self) -> AxesName:
+        """The axes of the host's activation at the slot."""
+        return self._garden.seedbed[self._index].axes
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """What the host makes of the order of positions at the slot."""
+        return self._garden.seedbed[self._index].symmetry
+
+    @property
+    def stage(self) -> SeedStage:
+        """Stage of the seed, DORMANT when the slot is empty."""
+        return SeedStage(int(self._value("stage")))
+
+    @property
+    def blueprint(self) -> str | None:
+        """Name of the seed's blueprint, None when the slot is empty."""
+        index = int(self._value("blueprint"))
+        return None if index < 0 else blueprint_names()[index]
+
+    @property
+    def alpha(self) -> float:
+        """Amplitude of the seed."""
+        return self._value("alpha")
+
+    @property
+    def alpha_target(self) -> float:
+        """Amplitude the seed is aimed at."""
+        return self._value("alpha_target")
+
+    @property
+    def epochs_in_stage(self) -> int:
+        """Epochs recorded since the stage began."""
+        return int(self._value("epochs_in_stage"))
+
+    @property
+    def age(self) -> int:
+        """Epochs recorded since germination."""
+        return int(self._value("age"))
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the seed and its gate."""
+        return int(self._value("params"))
+
+    @property
+    def flops(self) -> int:
+        """Operations per sample of the seed and its gate."""
+        return int(self._garden.slot_flops()[0, self._index])
+
+    @property
+    def contribution(self) -> float | None:
+        """Points the network would lose without the seed, None before it was measured."""
+        return self._measured("contribution")
+
+    @property
+    def contribution_se(self) -> float | None:
+        """Standard error of the contribution, None before it was measured."""
+        return self._measured("contribution_se")
+
+    def __repr__(self) -> str:
+        seed = f", {self.blueprint}, alpha={self.alpha:.2f}" if self.blueprint else ""
+        return f"<slot {self.name}: {self.stage.name}{seed}>"
+
+    def _value(self, field: str) -> float:
+        return float(getattr(self._garden.state, field)[0, self._index])
+
+    def _measured(self, field: str) -> float | None:
+        value = self._value(field)
+        return None if math.isnan(value) else value
+
+
+def slot_records(slots: Mapping[str, SlotView]) -> tuple[SlotRecord, ...]:
+    """Return slots as they are now."""
+    return tuple(copy_fields(SlotRecord, view, stage=view.stage.name) for view in slots.values())
+
+
+# ---- The lifecycle in a state_dict: plain data in a byte tensor
+
+
+def encode_lifecycle(names: tuple[str, ...], state: SlotState, germinations: int) -> Tensor:
+    """Return the lifecycle as a byte tensor, so that a state_dict holds tensors alone."""
+    record = {
+        "slots": list(names),
+        "blueprints": list(blueprint_names()),
+        "germinations": germinations,
+        "state": {name: value.tolist() for name, value in state.state_dict().items()},
+    }
+    return torch.tensor(list(json.dumps(record).encode()), dtype=torch.uint8)
+
+
+def decode_lifecycle(encoded: Tensor, names: tuple[str, ...]) -> tuple[SlotState, int]:
+    """Return what `encode_lifecycle` was given, for a garden with these slots.
+
+    Blueprints are matched by name: ids of registered ones may differ between programs.
+    """
+    record = json.loads(bytes(encoded.tolist()).decode())
+    if tuple(record["slots"]) != names:
+        raise CheckpointError(
+            f"the saved garden has slots {', '.join(record['slots'])}, this one has "
+            f"{', '.join(names)}; wrap the model with the saved slots"
+        )
+    like = empty_state(1, len(names)).state_dict()
+    fields = {
+        name: torch.tensor(record["state"][name], dtype=like[name].dtype)
+        for name in (*EMPTY, "interaction")
+    }
+    fields["blueprint"] = _translate(fields["blueprint"], record["blueprints"])
+    return SlotState(**fields), int(record["germinations"])
+
+
+def _translate(ids: Tensor, saved_names: list[str]) -> Tensor:
+    known = blueprint_names()
+    result = ids.clone()
+    for position, saved in enumerate(ids.flatten().tolist()):
+        if saved < 0:
+            continue
+        name = saved_names[saved]
+        if name not in known:
+            raise CheckpointError(
+                f"the saved garden has grown a {name!r}, which is not registered here; "
+                "import the module that registers this blueprint first"
+            )
+        result.view(-1)[position] = known.index(name)
+    return result

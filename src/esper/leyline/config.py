@@ -91,6 +91,18 @@ class Config:
         return {field.name: field.metadata.get("help", "") for field in dataclasses.fields(cls)}
 
 
+def check_value(name: str, value: Any, kind: type, **limits: float) -> None:
+    """Check one argument of a function as if it were a field.
+
+    Args:
+        name: the argument, for the message.
+        value: what was given.
+        kind: its type.
+        limits: `minimum`, `maximum` or `above`, as in `option`.
+    """
+    _check_range(name, _check(name, value, kind), limits)
+
+
 def _refuse_unknown(config: type[Config], mapping: Mapping[str, Any]) -> None:
     known = [field.name for field in dataclasses.fields(config)]
     for key in mapping:

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import Blueprint, group_norm
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.lifecycle import LifecycleConfig
-from esper.kasmina.seedbed import TrainingMode
+from esper.kasmina.lifecycle import GardenConfig, LifecycleConfig, TrainingMode
 from esper.kasmina.state import GateConfig
 from esper.leyline.slots import USUAL_AXES, Topology
 from esper.leyline.stages import BlendStyle

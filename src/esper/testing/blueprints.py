@@ -17,7 +17,7 @@ from esper.kasmina.blueprints.registry import BLUEPRINTS, count_parameters
 from esper.kasmina.costs import count_seed
 from esper.kasmina.flops import HOW_TO_COUNT, count_flops
 from esper.kasmina.garden import Garden, load_garden
-from esper.kasmina.seedbed import TrainingMode
+from esper.kasmina.lifecycle import TrainingMode
 from esper.leyline.slots import NOOP, USUAL_AXES
 from esper.leyline.stages import BlendStyle
 from esper.testing.blueprint_case import BATCH, SLOT, Case, stir

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from esper.kasmina.garden_config import GardenConfig
+from esper.kasmina.lifecycle import GardenConfig
 from esper.kasmina.state import EarnedGates
 from esper.lab.population.engine import PopulationConfig
 from esper.lab.population.population import Population

@@ -9,7 +9,7 @@ from esper.growth.criterion import Loss
 from esper.growth.gardener import GardenerConfig
 from esper.growth.request import GrowRequest, GrowthConfig
 from esper.growth.run import GrowthLoop
-from esper.kasmina.garden_config import GardenConfig
+from esper.kasmina.lifecycle import GardenConfig
 from esper.lab.tasks import TrainingConfig, get_task
 from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.request import (

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from esper.growth.gardener import Gardener
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
+from esper.kasmina.lifecycle import GardenConfig
 from esper.kasmina.training import per_sample_classification
 from esper.lab.imagined import ImaginedHosts
 from esper.lab.tasks import get_task

@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint
 from esper.kasmina.calls import Call, has_residual_path, is_shareable, replace_first, watch
 from esper.kasmina.flops import counting
-from esper.kasmina.slots.probe import call_arguments, first_tensor, tensors_in, trying
+from esper.kasmina.slots.probe import (
+    call_arguments,
+    first_tensor,
+    shape_problem,
+    tensors_in,
+    trying,
+)
 from esper.kasmina.wrapping import disconnect, machinery_of
 from esper.leyline.errors import reason_of
 from esper.leyline.slots import TOPOLOGIES
@@ -122,11 +128,8 @@ def _find_problem(block: nn.Module, call: Call) -> str:
     output = first_tensor(call.output)
     if not isinstance(hidden, Tensor):
         return "its first argument is no tensor"
-    if (hidden.shape, hidden.dtype) != (output.shape, output.dtype):
-        return (
-            f"it turns {_described(hidden)} into {_described(output)}, on which a copy of it "
-            "cannot run"
-        )
+    if change := shape_problem(hidden, output):
+        return change
     if len(list(tensors_in(call.output))) > 1:
         return "it puts out several tensors, of which a copy would be given one"
     for _, value in call.inputs[1:]:
@@ -174,7 +177,3 @@ def _tied_to(path: str, block: nn.Module, owners: Mapping[int, list[str]]) -> st
             inside = next(name for name in names if name.startswith(f"{path}."))
             return f"it is tied: {inside} is also {outside[0]}"
     return ""
-
-
-def _described(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

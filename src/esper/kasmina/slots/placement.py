@@ -368,7 +368,8 @@ def place_slots(
     for name, path in paths.items():
         one, holder = axes_at[path], _holder(seen.kinds[path])
         shape = one.turn(shapes[path])
-        result.append(Placement(name, path, one.name, shape, symmetries[path], holder))
+        kin = Kin(seen.changes[path]) if seen.changes[path] else Kin()
+        result.append(Placement(name, path, one.name, shape, symmetries[path], holder, kin))
     flops = count.total // max(1, axis_size(example, found.batch_axis))
     uncounted = count.describe_uncounted()
     if uncounted:
@@ -381,11 +382,12 @@ def place_slots(
 
 def with_kin(placed: Placed, model: nn.Module, example: Any) -> Placed:
     """Return slots of which it is known whether copies of their submodules can grow there."""
-    paths = [slot.path for slot in placed.slots]
+    paths = [slot.path for slot in placed.slots if slot.kin == Kin()]
+    if not paths:
+        return placed
     found = find_kin(model, paths, example, axis_size(example, placed.batch_axis))
-    return replace(
-        placed, slots=tuple(replace(slot, kin=found[slot.path]) for slot in placed.slots)
-    )
+    slots = (replace(slot, kin=found.get(slot.path, slot.kin)) for slot in placed.slots)
+    return replace(placed, slots=tuple(slots))
 
 
 def place_nothing(model: nn.Module, example: Any) -> Placed:

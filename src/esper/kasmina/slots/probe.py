@@ -100,6 +100,21 @@ def first_tensor(output: Any) -> Any:
     return output[0] if isinstance(output, tuple | list) and output else output
 
 
+def shape_problem(hidden: Any, output: Any) -> str:
+    """Return why an output cannot be an input in turn; empty where it has shape and precision."""
+    first = first_tensor(output)
+    if not isinstance(hidden, Tensor) or not isinstance(first, Tensor):
+        return ""
+    before, after = (
+        f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for one in (hidden, first)
+    )
+    return (
+        ""
+        if before == after
+        else f"it turns {before} into {after}, on which a copy of it cannot run"
+    )
+
+
 def shapes_of(value: Any) -> str:
     """Return the shapes in a batch, as its owner would write them."""
     if isinstance(value, Tensor):
@@ -119,6 +134,8 @@ class Seen:
     """By submodule, one entry for every call."""
     kinds: dict[str, type] = field(default_factory=dict)
     """By submodule, in the order of first calls, what it puts its tensors out in."""
+    changes: dict[str, str] = field(default_factory=dict)
+    """By submodule, why its output cannot be its input: another shape or precision."""
     whole: Any = None
     """What the model returned; None where it failed on the way."""
     error: Exception | None = None
@@ -138,6 +155,7 @@ def look(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> Se
 
     def record(path: str, module: nn.Module, args: Any, output: Any) -> None:
         seen.kinds[path] = type(output)
+        seen.changes[path] = shape_problem(args[0], output) if args else ""
         # A copy: what follows may work in place.
         seen.outputs[path].append(map_tensors(output, Tensor.clone))
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint_by_id, withheld
 from esper.kasmina.garden import Garden, load_garden
-from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.lifecycle import GardenConfig, LifecycleConfig
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames
 from esper.kasmina.slots.probe import (
     SAMPLES,

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.engine import EvaluatedEngine
-from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.lifecycle import LifecycleConfig, TrainingMode
 from esper.kasmina.row_group import RowConfig
-from esper.kasmina.seedbed import TrainingMode
 from esper.kasmina.training import ObjectiveName, OptimizerName
 from esper.lab.tasks.data.source import Kind
 from esper.lab.tasks.dataset import TaskData

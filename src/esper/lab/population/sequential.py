@@ -14,7 +14,7 @@ from esper.kasmina.contribution import participating, plan_ablations, values_in_
 from esper.kasmina.engine import EpochResult, RowWeights, read_weights, take_samples, write_weights
 from esper.kasmina.evaluation import BatchEvaluator
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
+from esper.kasmina.lifecycle import GardenConfig
 from esper.kasmina.optimizer import CarriedOptimizer, slot_groups
 from esper.kasmina.slots.placement import Placed, SlotNames, place_slots
 from esper.kasmina.state import SlotState

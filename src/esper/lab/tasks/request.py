@@ -21,7 +21,7 @@ from esper.growth.own_loss import outputs_of
 from esper.growth.request import AUTO, STARTED_BY, GrowRequest, GrowthConfig
 from esper.growth.run import GrowthLoop
 from esper.kasmina.costs import NO_LIMIT
-from esper.kasmina.garden_config import GardenConfig
+from esper.kasmina.lifecycle import GardenConfig
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, matches
 from esper.lab.tasks import get_task, make_data, open_data
 from esper.lab.tasks.dataset import TaskData
