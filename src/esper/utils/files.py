@@ -1,11 +1,12 @@
-"""Files and folders that are written whole or not at all.
+"""Atomic writes of files and folders, and the lock of a run folder.
 
-A reader finds what was there before or what is there now, never a part: what is new is written
-beside its place, made durable, and renamed in, whatever interrupts it. One process at a time may
-write to a place; any number may read it meanwhile.
+A reader finds the old content or the new one, never a part of it: new content is written beside
+its place, synced to disk, and renamed into place. One process at a time may write to a place; any
+number may read it meanwhile.
 
-Nothing is written through a link. A folder that somebody sent may hold a link named like a file
-that Esper writes, and that link may point at any file of the user who opens the folder.
+Nothing is written through a symbolic link. A folder from somebody else may hold a link with the
+name of a file that Esper writes, and that link may point at any file of the user who opens the
+folder.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
-def linked(path: Path) -> CheckpointError:
-    """Return the error for a link in the place of something that is to be written."""
+def _link_error(path: Path) -> CheckpointError:
+    """Return the error for a symbolic link where something is to be written."""
     try:
         there = f" to {os.readlink(path)}"
     except (OSError, ValueError):
@@ -57,26 +58,22 @@ def linked(path: Path) -> CheckpointError:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise where a link lies at a path.
-
-    Raises:
-        CheckpointError: There is a link; what it points to is not touched.
-    """
+    """Raise a CheckpointError if the path is a symbolic link; its target is not touched."""
     if os.path.islink(path):
-        raise linked(path)
+        raise _link_error(path)
 
 
 def append_to(path: Path, *, folder: int | None = None) -> BinaryIO:
-    """Open a file to write at its end; make it where it is missing. A link is never followed.
+    """Open a file for appending, and create it if it is missing. A link is never followed.
 
     Args:
         path: the file.
-        folder: an open handle of the folder it lies in. The file is then looked for in that
-            folder, wherever the folder has been moved to.
+        folder: an open handle of its folder. The file is then opened in that folder, even if the
+            folder has been moved.
 
     Raises:
-        CheckpointError: A link is there, or the file has another name elsewhere (a hard link).
-        OSError: It cannot be opened.
+        CheckpointError: The path is a symbolic link, or the file has further hard links.
+        OSError: It cannot be opened, or is no regular file.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_FOLLOW | _NO_WAIT
     where: str | Path = path if folder is None else path.name
@@ -86,14 +83,11 @@ def append_to(path: Path, *, folder: int | None = None) -> BinaryIO:
         handle = os.open(where, flags, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise linked(path) from None
+            raise _link_error(path) from None
         raise
-    status = os.fstat(handle)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+    if _regular(handle, path).st_nlink <= 1:
         return os.fdopen(handle, "ab")
     os.close(handle)
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "Is a folder, a pipe or a device, not a file", str(path))
     raise CheckpointError(
         f"cannot write {path}: the file has another name elsewhere (a hard link), which would "
         "change with it; put a copy of the file in its place"
@@ -101,58 +95,63 @@ def append_to(path: Path, *, folder: int | None = None) -> BinaryIO:
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file so that a reader finds the old text or the new one, never a part.
-
-    Raises:
-        CheckpointError: The disk refused, or something else than a file is there; what was there
-            before is untouched.
-    """
+    """Write a UTF-8 text file atomically; see `atomic_write_bytes`."""
     atomic_write_bytes(path, text.encode())
 
 
 def atomic_write_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that a reader finds the old content or the new one, never a part.
+    """Write a file atomically: a reader finds the old content or the new one.
 
     Raises:
-        CheckpointError: The disk refused, or something else than a file is there, such as a link;
-            what was there before is untouched.
+        CheckpointError: The disk refused, or the path is no regular file, such as a link. The old
+            content is untouched.
     """
     target = _place(path)
     if target.exists() and not target.is_file():
-        # A rename would put a file in the place of a device.
+        # A rename would replace a device by a file.
         raise CheckpointError(f"cannot save to {target}: it is not a file; choose another name")
     fresh = _temporary(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target)
-        try:
-            _write_bytes(fresh, data)
-            os.replace(fresh, target)
-            sync_folder(target.parent)
-        finally:
-            with contextlib.suppress(OSError):
-                fresh.unlink(missing_ok=True)
+        _write_bytes(fresh, data)
+        os.replace(fresh, target)
+        sync_folder(target.parent)
     except OSError as error:
         raise _cannot_save(target, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write a folder of exactly these files; one that holds any other is refused, never deleted.
+    """Write a folder of exactly these files, atomically.
 
     Raises:
-        CheckpointError: The disk refused; what was there before is untouched.
+        CheckpointError: The disk refused, or the folder holds other files. The old content is
+            untouched.
     """
     target = _place(folder)
+    fresh = _temporary(target)
     try:
-        _replace_folder(target, files)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _recover(target)
+        _refuse_foreign(target, set(files))
+        fresh.mkdir()
+        for name, data in files.items():
+            _write_bytes(fresh / name, data)
+        sync_folder(fresh)
+        _swap(fresh, target)
     except CheckpointError:
         raise
     except OSError as error:
         raise _cannot_save(target, error) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def read_folder(folder: Path, read: Callable[[Path], T]) -> T:
-    """Return what `read` makes of a folder that `write_folder` may be replacing meanwhile."""
+    """Return `read(folder)` for a folder that `write_folder` may be replacing meanwhile."""
     target = _real(folder)
     for _ in range(_READ_ATTEMPTS - 1):
         place = _locate(target)
@@ -160,7 +159,7 @@ def read_folder(folder: Path, read: Callable[[Path], T]) -> T:
         try:
             return read(place)
         except CheckpointError:
-            # A write may have moved the folder between two of its files: look again.
+            # A write may have moved the folder between reads of two of its files: try again.
             now = _locate(target)
             if now == place and _stamp(now) == stamp:
                 raise
@@ -168,35 +167,42 @@ def read_folder(folder: Path, read: Callable[[Path], T]) -> T:
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file for reading, and nothing else: a pipe or a device could keep a reader forever.
+    """Open a regular file for reading; reading from a pipe or a device could block for ever.
 
     Raises:
-        OSError: It cannot be opened, or is no file; `strerror` says why.
+        OSError: It cannot be opened, or is no regular file; `strerror` says why.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        handle = os.open(path, os.O_RDONLY | _NO_WAIT)
     except ValueError as error:  # a zero byte in the name
         raise OSError(errno.EINVAL, str(error), os.fspath(path)) from None
-    mode = os.fstat(handle).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(handle)
-        what = "Is a folder" if stat.S_ISDIR(mode) else "Is a pipe or a device, not a file"
-        raise OSError(errno.EINVAL, what, os.fspath(path))
+    _regular(handle, path)
     return os.fdopen(handle, "rb")
 
 
 def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """Return the content of a file, at most so many bytes of it; see `open_regular`."""
+    """Return the content of a regular file, at most `most` bytes of it."""
     with open_regular(path) as file:
         return file.read(-1 if most is None else most)
 
 
+def _regular(handle: int, path: str | os.PathLike[str]) -> os.stat_result:
+    """Return the status of an open file; close it and raise if it is no regular file."""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        is_folder = stat.S_ISDIR(status.st_mode)
+        what = "Is a folder" if is_folder else "Is a pipe or a device, not a file"
+        raise OSError(errno.EINVAL, what, os.fspath(path))
+    return status
+
+
 def _place(path: Path) -> Path:
-    """Return where a path is, of which only the folders before its last part may be links."""
+    """Return a path with links resolved in all its parts but the last, which must be no link."""
     refuse_link(path)
     if path.name in ("", ".."):
         return _real(path)
-    # The last part is not resolved: a link put there from now on is replaced, never followed.
+    # The last part stays: a link that is created there from now on is replaced, never followed.
     return _real(path.parent) / path.name
 
 
@@ -208,8 +214,8 @@ def _real(path: Path) -> Path:
 
 
 def _aside(target: Path) -> Path:
-    """Where the old state waits while the new one takes its place; always a complete one."""
-    # Not `with_name`, which the root has none of.
+    """Return where the old state is kept while the new one is renamed into place."""
+    # `with_name` does not work for the root.
     return target.parent / f".{target.name}.old"
 
 
@@ -218,8 +224,8 @@ def _temporary(target: Path) -> Path:
 
 
 def _locate(target: Path) -> Path:
-    """Return the folder to read: the target, or the old state if a crash left only that."""
-    # The target is looked for again, as a save may end between the two looks.
+    """Return the folder to read: the target, or the old state if a crash left only that one."""
+    # The target is tried again, because a save may end between the first two tries.
     for place in (target, _aside(target), target):
         if os.path.exists(place):
             return place
@@ -234,23 +240,8 @@ def _stamp(place: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def _replace_folder(target: Path, files: Mapping[str, bytes]) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _recover(target)
-    _refuse_foreign(target, set(files))
-    fresh = _temporary(target)
-    try:
-        fresh.mkdir()
-        for name, data in files.items():
-            _write_bytes(fresh / name, data)
-        sync_folder(fresh)
-        _swap(fresh, target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
 def _swap(fresh: Path, target: Path) -> None:
-    """Put `fresh` in the place of `target`; afterwards `fresh` is the old state, if any."""
+    """Rename `fresh` to `target`; afterwards `fresh` is the old state, if there was one."""
     aside = _aside(target)
     replaces = target.exists()
     try:
@@ -259,22 +250,22 @@ def _swap(fresh: Path, target: Path) -> None:
         os.rename(fresh, target)
         sync_folder(target.parent)
     except BaseException:
-        # Back to how it was, seen from the disk: an interrupt may come anywhere. Should that
-        # fail too, the old state is still aside, where `read_folder` finds it.
+        # Undo by what is on the disk, because an interrupt may come anywhere. If that fails too,
+        # `read_folder` still finds the old state aside.
         with contextlib.suppress(OSError):
             if not fresh.exists():
                 os.rename(target, fresh)
             if aside.exists():
                 os.rename(aside, target)
         raise
-    # The new state is safe; if this fails the next save tidies up.
+    # The new state is safe; if this fails, the next save cleans up.
     with contextlib.suppress(OSError):
         if replaces:
             os.rename(aside, fresh)
 
 
 def _recover(target: Path) -> None:
-    """Tidy up after a save that was killed."""
+    """Clean up after a save that was killed."""
     aside = _aside(target)
     if aside.exists() and target.exists():
         stale = _temporary(target)
@@ -286,7 +277,7 @@ def _recover(target: Path) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed processes left half-written beside the target."""
+    """Remove temporary files that killed processes left beside the target."""
     prefix = f".{target.name}.tmp-"
     for path in target.parent.iterdir():
         if not path.name.startswith(prefix):
@@ -302,19 +293,19 @@ def _sweep(target: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    if os.name == "nt":  # there, signal 0 is not a question
+    if os.name == "nt":  # there, signal 0 would end the process
         return True
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 
 def _refuse_foreign(target: Path, ours: set[str]) -> None:
-    """A folder with anything but these files in it is somebody's, and stays."""
+    """Raise if a folder holds any other files: they are the user's."""
     if not target.exists():
         return
     if not target.is_dir():
@@ -335,7 +326,7 @@ def _write_bytes(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and new names in a folder durable, where the system can."""
+    """Sync the entries of a folder to disk, where the system can do that."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -355,7 +346,7 @@ def _cannot_save(target: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"cannot save to {target}: {reason}; {advice}{kept}")
 
 
-# ---- One writer of a run folder at a time: a lock that ends with its process, however that ends
+# ---- The lock of a run folder: one writer at a time; the system releases it with its process
 
 
 _WAIT_S = 0.4
@@ -365,20 +356,23 @@ _BETWEEN_LOOKS_S = 0.002
 
 
 class WriterLock:
-    """Holds the lock of one run folder from `acquire` to `release`."""
+    """The lock of one run folder, held from `acquire` to `release`.
+
+    Args:
+        path: the lock file; `acquire` creates it.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Name the lock file; nothing is created yet."""
         self.path = path
         self.folder: int | None = None
         """An open handle of the folder while the lock is held, where the system has such handles.
 
-        It stays the handle of this very folder, whatever is put under its name meanwhile.
+        It stays the handle of this folder even if another takes its name meanwhile.
         """
         self._file: tuple[int, int] | None = None
         self._lock = FileLock(
             path,
-            # Somebody who only looks (`is_locked`) holds it for a moment.
+            # `is_locked` holds it for a moment.
             timeout=_WAIT_S,
             poll_interval=_PAUSE_S,
             thread_local=False,
@@ -388,12 +382,12 @@ class WriterLock:
         )
 
     def acquire(self) -> None:
-        """Take the lock; the folder is made where it is missing.
+        """Take the lock; create the folder if it is missing.
 
         Raises:
             CheckpointError: Another process has it, or the folder cannot be written to.
         """
-        # The lock itself refuses a link; this says so in words.
+        # FileLock refuses a link too, but with a worse message.
         refuse_link(self.path)
         try:
             self._lock.acquire()
@@ -403,18 +397,17 @@ class WriterLock:
                 f"{self.path.parent} is being written by another process{_holder(self.path)}; "
                 "wait for it or choose another folder"
             ) from None
-        except CheckpointError:
-            self.release()
-            raise
         except OSError as error:
             self.release()
+            if isinstance(error, CheckpointError):
+                raise
             raise CheckpointError(
                 f"cannot write to {self.path.parent}: {error.strerror or error}; "
                 "make the folder writable or choose another"
             ) from error
 
     def release(self) -> None:
-        """Give the lock back; the file stays. Does nothing the second time."""
+        """Release the lock, if it is held; the file stays."""
         self._file = None
         if self.folder is not None:
             os.close(self.folder)
@@ -423,10 +416,7 @@ class WriterLock:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the lock is held and still guards the folder of this name.
-
-        A folder that was moved, removed or made anew has another lock file, or none.
-        """
+        """Whether the lock is held and the folder was not moved, removed or created anew."""
         try:
             status = self.path.stat()
         except OSError:
@@ -448,28 +438,28 @@ class WriterLock:
         status = os.fstat(handle)
         self._file = status.st_dev, status.st_ino
         if status.st_nlink > 1:
-            return  # `acquire` refuses it
-        # For the message of whoever is refused; the lock itself does not depend on it.
+            return  # `_open_folder` raises
+        # The process id is only for the error message of other processes.
         with contextlib.suppress(OSError):
             os.ftruncate(handle, 0)
             os.write(handle, f"{os.getpid()}\n".encode())
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether some process holds the lock with this file; nothing is written."""
+    """Return whether some process holds the lock of this file; nothing is written."""
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        handle = os.open(path, os.O_RDONLY | _NO_WAIT)
     except OSError:
         return False
     try:
-        # Others who look hold it for a moment too.
+        # Other calls of this function hold it for a moment too.
         for _ in range(_LOOKS):
             if lock_descriptor(handle, blocking=False):
                 return False
             time.sleep(_BETWEEN_LOOKS_S)
         return True
     except OSError:
-        # The file system has no such locks, so no run of ours is writing there.
+        # The file system has no locks, so no run of Esper is writing there.
         return False
     finally:
         os.close(handle)
