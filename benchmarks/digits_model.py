@@ -39,7 +39,8 @@ from esper.simic.training.row_source import RoundPlan
 from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import Policy
-from esper.utils.randomness import Later, derive_seed, generator
+from esper.utils.process import Pending
+from esper.utils.randomness import derive_seed, generator
 from esper.utils.settings import change_settings, parse_settings
 
 SLOTS = 3
@@ -138,7 +139,7 @@ class DigitsModel(Problem):
         """Return int64 [B]: the parameters of real seeds of this width."""
         return self._parameters
 
-    def _measure(self, members: Tensor, which: Tensor | None) -> Later[Measured]:
+    def _measure(self, members: Tensor, which: Tensor | None) -> Pending[Measured]:
         """Imagine an epoch: the host learns, seeds grow, and validation is noisy."""
         state = self.state
         grown = 1 - torch.exp(-(state.age.double() - IDLE_EPOCHS).clamp(min=0) / GROWING_EPOCHS)

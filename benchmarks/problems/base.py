@@ -30,7 +30,7 @@ from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.slots import BUILTIN_BLUEPRINTS
 from esper.simic.rewards.contract import RewardStep, Transition
-from esper.utils.randomness import Later
+from esper.utils.process import Pending
 
 BLUEPRINTS: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
 """The blueprints that fit a slot: the seven of a convolutional host."""
@@ -253,7 +253,7 @@ class Problem(ABC):
         self.pending = torch.zeros(rows, dtype=torch.float64, device=device)
         self.paid = torch.zeros((rows, len(TERMS)), dtype=torch.float64, device=device)
 
-    def _measure(self, members: Tensor, which: Tensor | None) -> Later[Measured]:
+    def _measure(self, members: Tensor, which: Tensor | None) -> Pending[Measured]:
         """Imagine an epoch: the host learns a little, and every blended seed shows its worth."""
         state = self.state
         shown = POINTS * self.worth * state.alpha * state.has_module

@@ -20,7 +20,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.rules import Masks, RulesConfig, RuleView, build_masks
 from esper.leyline.slots import NUM_BLUEPRINTS
 from esper.leyline.stages import SeedStage
-from esper.utils.randomness import Later
+from esper.utils.process import Pending
 from tests.kasmina.gardens import plain_table
 from tests.plots import same
 
@@ -72,7 +72,7 @@ class World:
         self.group.start()
         self.engine.events.clear()
 
-    def measure(self, members: Tensor, which: Tensor | None) -> Later[Measured]:
+    def measure(self, members: Tensor, which: Tensor | None) -> Pending[Measured]:
         self.engine.events.append("measure" if which is None else "measure again")
         self.asked.append((members.any(1).tolist(), which is not None))
         again = torch.full((ROWS,), 0.4, dtype=torch.float64)

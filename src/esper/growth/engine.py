@@ -28,7 +28,7 @@ from esper.kasmina.signals import unknown_rates
 from esper.kasmina.slots.probe import map_tensors
 from esper.kasmina.state import SlotState
 from esper.leyline.errors import UsageError, warn
-from esper.utils.randomness import Later
+from esper.utils.process import Pending
 
 T = TypeVar("T")
 
@@ -219,7 +219,7 @@ class OwnersEngine:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [1, S]."""
         return self.garden.sync(state)
 
-    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+    def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
         """Return what the owner's epoch said."""
         sample, sampled = take_samples([self.garden])
         loss = torch.tensor([self._train_loss], dtype=torch.float64)

@@ -19,7 +19,7 @@ from torch import Tensor
 from esper.kasmina.state import SlotState
 from esper.leyline.reasons import format_contribution
 from esper.leyline.stages import SeedStage
-from esper.utils.randomness import Later, to_device, to_host
+from esper.utils.process import Pending, to_device, to_host
 
 FACTORIAL_LIMIT = 4
 """Up to this many seeds every subset is evaluated; beyond, subsets of up to two and all but one."""
@@ -206,7 +206,7 @@ def plan_differences(members: tuple[bool, ...]) -> Differences:
 
 def compare_rows(
     members: Tensor, plans: Sequence[Tensor], loss: Tensor, values: Tensor
-) -> Later[Measured]:
+) -> Pending[Measured]:
     """Estimate all rows' contributions; loss and values are [sum of K, M], on any device.
 
     Everything is computed where the values are; one small block comes back. A row without a plan

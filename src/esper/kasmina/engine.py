@@ -18,7 +18,7 @@ from torch.optim import AdamW, Optimizer
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GradientSample
 from esper.kasmina.state import SlotState, empty_state
-from esper.utils.randomness import Later
+from esper.utils.process import Pending
 from esper.utils.storage import check_count, check_tensors
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class Engine(Protocol):
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
 
-    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+    def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
         """Train one epoch; `epochs` says which one it is for every row.
 
         An engine that works by itself, on a device or in processes, only begins it: what is asked

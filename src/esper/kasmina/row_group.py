@@ -53,12 +53,12 @@ from esper.leyline.config import Config, option
 from esper.leyline.errors import CheckpointError
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from esper.utils.randomness import Later
+from esper.utils.process import Pending
 from esper.utils.storage import check_like, check_range
 
 Remembered = TypeVar("Remembered", SlotState, TrackerState, GovernorState, Measured)
 
-Measure = Callable[[Tensor, Tensor | None], Later[Measured]]
+Measure = Callable[[Tensor, Tensor | None], Pending[Measured]]
 """(participating seeds bool [R, S], rows bool [R] or None for all) -> what the rows show."""
 
 _BY_ROW = ("last_op", "last_success", "panic", "safe_epoch", "train_loss")
@@ -78,7 +78,7 @@ class RowConfig(Config):
 
 def measure_by_ablation(
     engine: EvaluatedEngine, members: Tensor, which: Tensor | None
-) -> Later[Measured]:
+) -> Pending[Measured]:
     """Evaluate networks in every configuration of their participating seeds, and compare."""
     rows = members.tolist()
     chosen = [True] * len(rows) if which is None else which.tolist()
@@ -136,7 +136,7 @@ class RowGroup:
         self._rates = rates
         self._rests_at_horizon = rests_at_horizon
         self._measure = measure
-        self._training: Later[EpochResult] | None = None
+        self._training: Pending[EpochResult] | None = None
         """The epoch that has begun."""
         self._safe: list[RowWeights] = []
         self.safe_epoch = self._full(0)
@@ -303,7 +303,7 @@ class RowGroup:
     def _full(self, value: int) -> Tensor:
         return torch.full((self.rows,), value, dtype=torch.int64, device=self.device)
 
-    def _train(self) -> Later[EpochResult]:
+    def _train(self) -> Pending[EpochResult]:
         return self.engine.train((self.tracker.epoch + 1).tolist())
 
     def _govern(self, measured: Measured, resting: Tensor) -> tuple[Measured, Tensor]:

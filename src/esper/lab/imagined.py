@@ -31,7 +31,8 @@ from esper.leyline.slots import NOOP, NUM_BLUEPRINTS
 from esper.leyline.stages import SeedStage
 from esper.simic.rewards.contract import Transition
 from esper.tamiyo.controllers.baselines import RandomController
-from esper.utils.randomness import Later, generator
+from esper.utils.process import Pending
+from esper.utils.randomness import generator
 
 HOST_PARAMS = 10_000
 HOST_FLOPS = 1_000_000
@@ -111,7 +112,7 @@ class ImaginedEngine:
         """Return the sizes of the seeds, int64 [R, S]."""
         return torch.where(state.has_module, self._sizes[state.blueprint], 0)
 
-    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+    def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
         """Train nothing."""
         return lambda: self.epoch
 
@@ -249,7 +250,7 @@ class ImaginedRows(_Imagined):
         nobody = torch.zeros(self.rows, dtype=torch.bool)
         self._failed = nobody if rolled_back is None else rolled_back
 
-    def _measure(self, members: Tensor, which: Tensor | None) -> Later[Measured]:
+    def _measure(self, members: Tensor, which: Tensor | None) -> Pending[Measured]:
         told = self._told
         loss = told.loss if which is not None else torch.where(self._failed, math.nan, told.loss)
         pairs = members[:, :, None] & members[:, None, :]
@@ -328,7 +329,7 @@ class ImaginedHosts(_Imagined):
         self._engine.epoch = EpochResult(unknown, self._gradients(), learning)
         self._group.live()
 
-    def _measure(self, members: Tensor, which: Tensor | None) -> Later[Measured]:
+    def _measure(self, members: Tensor, which: Tensor | None) -> Pending[Measured]:
         state, epoch = self.state, self._group.tracker.epoch.to(torch.float64) + 1
         self._worth = torch.where(
             state.has_module, self._worth + self._normal(0.3), self._normal(1.0)

@@ -1,6 +1,6 @@
-"""The process and its machine: device, memory, garbage collection, versions of software.
+"""The process and its machine: device, memory, garbage collection, software versions.
 
-PyTorch is loaded where it is needed: whoever reads a run should not wait for it.
+PyTorch is imported where it is needed, because commands that only read a run do not need it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from esper._version import __version__
 from esper.leyline.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 
 STOP_SIGNALS = tuple(
@@ -29,8 +30,8 @@ STOP_SIGNALS = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1")
     if hasattr(signal, name)
 )
-"""What asks a run to save and stop: Ctrl-C, `kill`, a closed terminal, a used-up limit of time, and
-the warning that batch systems send before they end a job.
+"""Signals that make a run save and stop: Ctrl-C, `kill`, a closed terminal, a time limit, and the
+warning that batch systems send before they end a job.
 """
 
 _M_TRIM_THRESHOLD = -1
@@ -40,7 +41,7 @@ _LARGEST_REST = 2**30
 
 
 def is_debugging() -> bool:
-    """Return whether `ESPER_DEBUG=1` is set; it is read anew each time."""
+    """Return whether `ESPER_DEBUG=1` is set now."""
     return os.environ.get("ESPER_DEBUG") == "1"
 
 
@@ -50,15 +51,15 @@ def is_checking_stages() -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory for the next tensor; return whether it could be told.
+    """Let glibc keep freed memory for the next tensor; return whether it does now.
 
-    By default glibc gives large blocks back to the system as soon as they are freed, and every
-    training step gets them again page by page: a tenth of a policy update and a quarter of a small
-    convolutional network's step. Blocks up to 256 MiB are kept now, up to 1 GiB in all. Other C
-    libraries have no such setting, and what the environment already says is respected.
+    By default glibc returns large blocks to the system as soon as they are freed, and every
+    training step gets them back page by page. That takes a tenth of a policy update and a quarter
+    of a small convolutional network's step. Now blocks up to 256 MiB are kept, up to 1 GiB in all.
+    Settings in the environment are respected.
     """
-    told = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-    if sys.platform != "linux" or any(name in os.environ for name in told):
+    variables = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+    if sys.platform != "linux" or any(name in os.environ for name in variables):
         return False
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):
@@ -69,10 +70,10 @@ def keep_freed_memory() -> bool:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Keep Python from collecting garbage meanwhile.
+    """Disable Python's garbage collection within the block.
 
-    While a CUDA graph is captured, a collection could free what an earlier graph or a pinned buffer
-    has left in a cycle. CUDA forbids that then, and the capture is lost.
+    During the capture of a CUDA graph, a collection could free an earlier graph or a pinned buffer.
+    CUDA forbids that, and the capture fails.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -85,11 +86,11 @@ def without_collections() -> Iterator[None]:
 
 @contextmanager
 def capture_graph(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]:
-    """Record what a block does on a CUDA device into a graph, instead of doing it.
+    """Capture the CUDA work of a block into a graph.
 
-    cuBLAS remembers for every stream what memory it works in. What it had before the capture may
-    belong to another graph, that runs at the same time or is freed earlier; what it takes
-    meanwhile belongs to this one.
+    cuBLAS keeps a workspace per stream. One from before the capture may belong to another graph,
+    which may run at the same time or be freed earlier. So the workspaces are cleared before the
+    capture and after it.
 
     Args:
         graph: an empty graph.
@@ -106,7 +107,7 @@ def capture_graph(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]
 
 
 def choose_device(name: str | torch.device) -> torch.device:
-    """Return the named device, or the one 'auto' stands for: a CUDA device where there is one."""
+    """Return the named device; 'auto' is a CUDA device if there is one, else the CPU."""
     import torch
 
     has_cuda = torch.cuda.is_available()
@@ -130,7 +131,7 @@ def choose_device(name: str | torch.device) -> torch.device:
 
 @lru_cache(maxsize=1)
 def software_versions() -> dict[str, str]:
-    """Return the versions a reader needs to reproduce a run."""
+    """Return the software versions needed to reproduce a run."""
     import numpy
     import torch
 
@@ -144,7 +145,7 @@ def software_versions() -> dict[str, str]:
 
 
 def resident_bytes() -> int | None:
-    """Return the memory of this process; None where the system does not say."""
+    """Return the resident memory of this process; None if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:
             pages = file.read().split()[1]
@@ -154,7 +155,7 @@ def resident_bytes() -> int | None:
 
 
 def available_bytes() -> int | None:
-    """Return the memory that a process may still take; None where the system does not say."""
+    """Return the memory that a process may still take; None if the system does not report it."""
     found: list[int] = []
     try:
         with open("/proc/meminfo", "rb") as file:
@@ -172,7 +173,7 @@ def available_bytes() -> int | None:
 
 
 def gpu_memory_share(device: torch.device) -> float | None:
-    """Return the share of a CUDA device's memory that is in use, by whomever."""
+    """Return the share of a CUDA device's memory in use by all processes; None on a CPU."""
     import torch
 
     if device.type != "cuda":
@@ -181,22 +182,22 @@ def gpu_memory_share(device: torch.device) -> float | None:
     return 1.0 - free / total
 
 
-# ---- Modules of users, named as Python names them or by their files
+# ---- Modules of users, given by module name or by file
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a module is named by its file."""
+    """Return whether a module is given by its file."""
     return name.endswith(".py") or os.sep in name
 
 
 def find_module(name: str) -> str:
-    """Return what a module, or the module in a file, is imported by.
+    """Return the import name of a module that is given by name or by file.
 
-    Its folder (of a module, the current one) goes onto the path, as Python does for a script, so
-    that processes which are given its classes find them by name too.
+    The folder of the file (for a name, the current folder) is added to `sys.path`, as Python does
+    for a script. Worker processes can then import its classes by name.
 
     Raises:
-        UsageError: There is no such file, or it cannot be imported by its name.
+        UsageError: There is no such file, or its name cannot be imported.
     """
     module, folder = name, os.getcwd()
     if is_file_name(name):
@@ -221,7 +222,7 @@ def _is_file(origin: str, path: str) -> bool:
     return os.path.isfile(origin) and os.path.samefile(origin, path)
 
 
-# ---- Putting together what belongs together
+# ---- Group items by key, keeping order
 
 
 K = TypeVar("K")
@@ -229,8 +230,47 @@ V = TypeVar("V")
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Return the values of every key, both in the order in which they come."""
+    """Return the values of every key; keys and values keep their order."""
     found: dict[K, list[V]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return found
+
+
+# ---- Copies between the CPU and a device that do not wait
+
+
+Pending: TypeAlias = Callable[[], V]
+"""A result that may not be there yet: calling it waits for it."""
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device, copied from pinned memory if it is on the CPU."""
+    if device.type != "cuda" or values.is_cuda:
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+def write_to(place: Tensor, values: Tensor) -> None:
+    """Copy values into a tensor in place, on whichever device it is."""
+    if place.is_cuda and not values.is_cuda:
+        values = values.pin_memory()
+    place.copy_(values, non_blocking=True)
+
+
+def to_host(values: Tensor) -> Pending[Tensor]:
+    """Start a copy to the CPU of the values at this point of the current stream."""
+    if not values.is_cuda:
+        return lambda: values
+    import torch
+
+    found = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    found.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> Tensor:
+        copied.synchronize()
+        return found
+
+    return wait

@@ -1,17 +1,16 @@
-"""Counter-based randomness: a stream is named by its keys, not by what was drawn before it.
+"""Random numbers by key: a stream depends on its keys, not on earlier draws.
 
-Whoever needs random numbers derives a seed from (run seed, row seed, epoch, purpose, ...) and
-draws from a generator of its own. So a trajectory never depends on its neighbours, and a resumed
-run continues with exactly the numbers it would have drawn.
+Code that needs random numbers derives a seed from (run seed, row seed, epoch, purpose, ...) and
+draws from a generator of its own. So a row never depends on other rows, and a resumed run draws
+exactly the numbers that it would have drawn without the interruption.
 """
 
 from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,21 +24,21 @@ def derive_seed(*keys: int | str) -> int:
     for key in keys:
         text = f"s{key}" if isinstance(key, str) else f"i{operator.index(key)}"
         word = text.encode()
-        # The length in front keeps neighbouring keys apart: ("ab", "c") is not ("a", "bc").
+        # The length in front separates neighbouring keys: ("ab", "c") is not ("a", "bc").
         digest.update(len(word).to_bytes(8, "little") + word)
     return int.from_bytes(digest.digest(), "little") & 0x7FFF_FFFF_FFFF_FFFF
 
 
 def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a fresh generator for the stream these keys name."""
+    """Return a new generator for the stream of these keys."""
     return torch.Generator(device=device).manual_seed(derive_seed(*keys))
 
 
 def random_words(seeds: Tensor, count: int) -> Tensor:
     """Return int64 [R, count]: 32 random bits for every index of every seed, int64 [R].
 
-    Word i of a seed is a hash of both, whatever else is drawn and wherever: the CPU and a device
-    give the same bits, for one seed or for a thousand at once, without a generator to carry along.
+    Word i of a seed is a hash of both. CPU and GPU give the same bits, for one seed or for many at
+    once, and there is no generator state to save.
     """
     index = torch.arange(count, device=seeds.device) * 0x9E37_79B9
     low, high = seeds[:, None] & _WORD, (seeds[:, None] >> 32) & _WORD
@@ -48,13 +47,13 @@ def random_words(seeds: Tensor, count: int) -> Tensor:
 
 def random_orders(seeds: Tensor, count: int) -> Tensor:
     """Return int64 [R, count]: a permutation of 0, ..., count - 1 for every seed, int64 [R]."""
-    # The index in the low bits keeps keys apart, so that every sort gives the same order.
+    # The index in the low bits makes keys unique, so that every sort gives the same order.
     keys = (random_words(seeds, count) << 31) | torch.arange(count, device=seeds.device)
     return keys.sort(1).values & 0x7FFF_FFFF
 
 
 def _mix(word: Tensor) -> Tensor:
-    """Return 32 bits that all depend on all 32 bits of a word (a bijection of them)."""
+    """Return a 32-bit hash of a 32-bit word (a bijection)."""
     word = ((word ^ (word >> 16)) * 0x7FEB_352D) & _WORD
     word = ((word ^ (word >> 15)) * 0x846C_A68B) & _WORD
     return word ^ (word >> 16)
@@ -62,7 +61,7 @@ def _mix(word: Tensor) -> Tensor:
 
 @contextmanager
 def seeded(*keys: int | str) -> Iterator[None]:
-    """Run a block whose CPU draws come from the named stream; the global state is put back."""
+    """Seed PyTorch's CPU generator for a block, and restore its state afterwards."""
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(derive_seed(*keys))
     try:
@@ -73,7 +72,7 @@ def seeded(*keys: int | str) -> Iterator[None]:
 
 @contextmanager
 def drawing(device: torch.device, *keys: int | str) -> Iterator[None]:
-    """Run a block whose draws come from the named stream, on the CPU and on this device."""
+    """Seed PyTorch's generators of the CPU and of this device for a block; see `seeded`."""
     with seeded(*keys):
         if device.type != "cuda":
             yield
@@ -86,42 +85,3 @@ def drawing(device: torch.device, *keys: int | str) -> Iterator[None]:
             yield
         finally:
             generator.set_state(state)
-
-
-# ---- Numbers on their way to a device and back, without waiting
-
-
-T = TypeVar("T")
-
-Later: TypeAlias = Callable[[], T]
-"""What has begun and may not have ended yet: the call waits for its end."""
-
-
-def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Return numbers on a device; themselves, where they are there already."""
-    if device.type != "cuda" or values.is_cuda:
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
-
-
-def write_to(place: Tensor, values: Tensor) -> None:
-    """Overwrite numbers in place, on whichever device they are."""
-    if place.is_cuda and not values.is_cuda:
-        values = values.pin_memory()
-    place.copy_(values, non_blocking=True)
-
-
-def to_host(values: Tensor) -> Later[Tensor]:
-    """Begin to bring numbers to the CPU as they are at this point of the current stream."""
-    if not values.is_cuda:
-        return lambda: values
-    found = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    found.copy_(values, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-
-    def wait() -> Tensor:
-        copied.synchronize()
-        return found
-
-    return wait

@@ -31,7 +31,8 @@ from esper.lab.tasks.task import Task, get_task
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.records import Plain
 from esper.leyline.stages import AlphaAlgorithm, SeedStage
-from esper.utils.randomness import Later, generator
+from esper.utils.process import Pending
+from esper.utils.randomness import generator
 
 WIDE = "cifar_wide"
 """Name, for measurements alone, of the CIFAR task with a 3-block 32-64-128 host."""
@@ -298,7 +299,7 @@ class PhaseClock:
         self.train_s = self.validate_s = 0.0
         train, measure = engine.train, engine.measure
 
-        def timed_train(epochs: Sequence[int]) -> Later[EpochResult]:
+        def timed_train(epochs: Sequence[int]) -> Pending[EpochResult]:
             started = now(device)
             result = train(epochs)()
             self.train_s += now(device) - started

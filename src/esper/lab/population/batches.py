@@ -27,8 +27,7 @@ from esper.lab.tasks.dataset import (
     draw_crops,
 )
 from esper.lab.tasks.splits import Splits
-from esper.utils.process import grouped
-from esper.utils.randomness import to_device
+from esper.utils.process import grouped, to_device
 
 
 @dataclass(frozen=True, slots=True)

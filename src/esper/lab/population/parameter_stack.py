@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esper.kasmina.engine import Moments
 from esper.lab.population.engine import SlotSpec
-from esper.utils.randomness import to_device, write_to
+from esper.utils.process import to_device, write_to
 
 
 class ParameterStack:

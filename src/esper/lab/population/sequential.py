@@ -25,7 +25,8 @@ from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.splits import Split
 from esper.lab.tasks.task import Task
 from esper.leyline.slots import USUAL_AXES
-from esper.utils.randomness import Later, drawing
+from esper.utils.process import Pending
+from esper.utils.randomness import drawing
 
 
 class SequentialEngine:
@@ -86,7 +87,7 @@ class SequentialEngine:
         gardens = enumerate(self._gardens)
         return torch.cat([garden.sync(state.select([row])) for row, garden in gardens])
 
-    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+    def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
         """Train one epoch of every row that is not at rest, one row after another."""
         losses = []
         training = RowTraining.of(

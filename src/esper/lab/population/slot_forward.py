@@ -24,7 +24,7 @@ from esper.lab.population.parameter_stack import ParameterStack
 from esper.lab.population.vmap_rules import LeavesVmap, has_kernels, rows_leading
 from esper.leyline.actions import apply_function
 from esper.leyline.stages import AlphaAlgorithm
-from esper.utils.randomness import to_device, write_to
+from esper.utils.process import to_device, write_to
 
 Integers = NDArray[np.int64]
 

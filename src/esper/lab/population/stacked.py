@@ -30,7 +30,7 @@ from esper.lab.population.validation import ValidationPass
 from esper.lab.population.vmap_rules import has_kernels, install_vmap_rules, stacked_attention
 from esper.lab.tasks.splits import Split
 from esper.leyline.stages import SeedStage
-from esper.utils.randomness import Later, to_host
+from esper.utils.process import Pending, to_host
 
 _STREAMS = 8
 """Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
@@ -173,12 +173,12 @@ class StackedEngine:
             self._seed_stacks.sync(state)
             return self._seed_stacks.sizes(state)
 
-    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+    def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
         """Train one epoch of every row that is not at rest, or let a device begin to."""
         with self._stream.use(is_awaited=False):
             return self._train(epochs)
 
-    def _train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+    def _train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
         assert self._state is not None, "sync comes before train"
         # A row at rest stays at its last epoch, whose samples it does not learn from.
         ends = [condition.horizon for condition in self._conditions]

@@ -23,7 +23,7 @@ from esper.lab.population.seed_stacks import ABSENT, GATE, IS_BLENDED, SeedStack
 from esper.lab.population.slot_forward import Integers
 from esper.lab.population.vmap_rules import has_kernels
 from esper.leyline.stages import AlphaMode, SeedStage
-from esper.utils.randomness import Later, to_host, write_to
+from esper.utils.process import Pending, to_host, write_to
 
 if TYPE_CHECKING:
     from esper.lab.population.kernels.optimizer import Optimizer
@@ -240,7 +240,7 @@ class TrainStep:
             self._store_gradients(list(map(flatten_gradients, leaves, found)))
             self._update(leaves, found)
 
-    def keep_gradients(self) -> Later[tuple[Tensor, list[Tensor]]]:
+    def keep_gradients(self) -> Pending[tuple[Tensor, list[Tensor]]]:
         """Return how large the gradients of the last step were, whatever steps come after it.
 
         They are those before clipping: float64 [R], norms of the hosts' gradients, and for every
@@ -281,7 +281,7 @@ class TrainStep:
         for mine, each in zip(self._gradients, gradients, strict=True):
             mine.copy_(each)
 
-    def _norms_of_stacks(self) -> Later[tuple[Tensor, list[Tensor]]]:
+    def _norms_of_stacks(self) -> Pending[tuple[Tensor, list[Tensor]]]:
         host = to_host(self._gradients[0].to(torch.float64).square().sum(1).sqrt())
         norms = [
             to_host(stack.tensor_norms(gradient))

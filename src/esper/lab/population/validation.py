@@ -38,7 +38,7 @@ from esper.lab.population.slot_forward import (
 from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.splits import Split
 from esper.leyline.stages import AlphaAlgorithm
-from esper.utils.randomness import to_device, write_to
+from esper.utils.process import to_device, write_to
 
 Key = tuple[int, int]
 """Slot and kind of a stack: a blueprint id, or GATE."""

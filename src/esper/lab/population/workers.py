@@ -29,7 +29,7 @@ from esper.lab.population.worker_pool import (
     refused_task,
 )
 from esper.lab.tasks.splits import Split, Splits
-from esper.utils.randomness import Later
+from esper.utils.process import Pending
 
 # ---- What worker processes have loaded: tasks and the sources of their data, each as long as used
 
@@ -198,7 +198,7 @@ class WorkersEngine:
         """The rows of every process, in the order they have there."""
         self._costs: list[deque[float]] = [deque(maxlen=_EPOCHS_SEEN) for _ in keys]
         self._state: SlotState | None = None
-        self._training: Later[EpochResult] | None = None
+        self._training: Pending[EpochResult] | None = None
         """The epoch that has begun and was not waited for."""
         client.rows[self._number] = [len(part) for part in self._parts]
         asked = {
@@ -222,7 +222,7 @@ class WorkersEngine:
         sizes = self._all("change", "sync", argument=state.select)
         return torch.cat(sizes)[self._order()]
 
-    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+    def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
         """Let every process begin to train one epoch of its rows."""
         asked = self._ask("train", argument=lambda part: [epochs[row] for row in part])
         self._training = cache(lambda: self._trained(asked))

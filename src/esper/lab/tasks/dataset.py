@@ -28,7 +28,8 @@ from esper.lab.tasks.splits import (
     subsample,
 )
 from esper.leyline.errors import ConfigError, DataError
-from esper.utils.randomness import derive_seed, random_orders, random_words, to_device
+from esper.utils.process import to_device
+from esper.utils.randomness import derive_seed, random_orders, random_words
 
 # ---- How training images are varied: crops out of a border of zeros, and mirrors
 

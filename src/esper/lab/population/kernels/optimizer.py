@@ -17,7 +17,7 @@ from torch import Tensor
 
 from esper.kasmina.training import EPSILON, SECOND_BETA
 from esper.lab.population.train_step import OwnerTraining
-from esper.utils.randomness import to_device
+from esper.utils.process import to_device
 
 PIECE = 1024
 """Elements of the largest piece."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.utils.randomness import to_device, to_host, write_to
+from esper.utils.process import to_device, to_host, write_to
 from tests.devices import busy_device
 
 CPU = torch.device("cpu")
