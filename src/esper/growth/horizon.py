@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names, copied_names
-from esper.kasmina.costs import NO_LIMIT
+from esper.kasmina.costs import NO_LIMIT, as_options, times_host
 from esper.kasmina.garden import Garden
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.signals import TrackerConfig
@@ -97,16 +97,13 @@ def learned_limits(controller: Controller, garden: Garden) -> dict[str, int]:
     clone germinated and pruned by turns.
     """
     limits = controller.limits if isinstance(controller, Limited) else GrowthLimits()
-    found = {}
-    # A host that is frozen altogether has no parameters to be a multiple of.
-    parameters = math.floor((limits.parameters or 0.0) * garden.count_host_parameters())
-    if parameters and garden.param_limit == NO_LIMIT:
-        found["max_parameters"] = parameters
-    if limits.flops is not None and garden.placed.is_counted and garden.flop_limit == NO_LIMIT:
-        # 0 would be no limit; nothing that is counted costs as little as 1.
-        added = math.floor((limits.flops - 1.0) * garden.host_flops)
-        found["max_added_flops"] = max(1, added)
-    return found
+    parameters = flops = NO_LIMIT
+    if garden.param_limit == NO_LIMIT:
+        # A host that is frozen altogether has no parameters to be a multiple of.
+        parameters = times_host(limits.parameters, garden.count_host_parameters()) or NO_LIMIT
+    if garden.flop_limit == NO_LIMIT and garden.placed.is_counted:
+        flops = times_host(limits.flops, garden.host_flops)
+    return as_options(parameters, flops, garden.host_flops)
 
 
 def startup_warning(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from esper.kasmina.slot import GateNetwork
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import TensorRecord
 from esper.leyline.config import Config, option
+from esper.leyline.controller import GrowthLimits
 from esper.leyline.errors import ConfigError, reason_of, warn
 from esper.leyline.slots import TOPOLOGIES, Symmetry, Topology, channel_axis
 from esper.leyline.stages import AlphaAlgorithm
@@ -303,6 +304,41 @@ class Limits(Config):
         if self.max_growth and is_counted:
             return host_flops + math.floor((self.max_growth - 1) * host_flops)
         return NO_LIMIT
+
+
+def host_multiple(what: str, default: float | None = None) -> Any:
+    """Declare a limit in units of the bare host's, by default none."""
+    text = f"Most {what} of the grown network, in units of the bare host's: 2 lets it double"
+    return option(default, f"{text}." if default else f"{text}; empty is no limit.", minimum=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostMultiples(Config):
+    """How far a network may grow, in units of its bare host."""
+
+    param_limit: float | None = host_multiple("parameters")
+    flop_limit: float | None = host_multiple("operations per sample")
+
+    @property
+    def growth_limits(self) -> GrowthLimits:
+        """The same, as a policy remembers the limits that it learned under."""
+        return GrowthLimits(parameters=self.param_limit, flops=self.flop_limit)
+
+
+def times_host(limit: float | None, host: int) -> int:
+    """Return a limit in units of the host's as a number, `NO_LIMIT` without one."""
+    return NO_LIMIT if limit is None else math.floor(limit * host)
+
+
+def as_options(param_limit: int, flop_limit: int, host_flops: int) -> dict[str, int]:
+    """Return limits of the whole network as the options of `Limits` that mean the same."""
+    options = {}
+    if param_limit != NO_LIMIT:
+        options["max_parameters"] = param_limit
+    if flop_limit != NO_LIMIT:
+        # 0 would be no limit; nothing that is counted costs as little as 1.
+        options["max_added_flops"] = max(1, flop_limit - host_flops)
+    return options
 
 
 def fitting_blueprints(state: SlotState, costs: RowCosts) -> Tensor:

@@ -34,7 +34,7 @@ from esper.leyline.actions import (
     placeholder_actions,
 )
 from esper.leyline.config import Config, option
-from esper.leyline.controller import ControllerContext, GrowthLimits
+from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
@@ -400,9 +400,8 @@ class Cloner:
         assert self._policy is not None
         meta = {"recipe": "clone", "round": len(self.history), "rounds": self.config.rounds}
         play = self.config.play
-        limits = GrowthLimits(parameters=play.param_limit, flops=play.flop_limit)
         horizon = play.horizon or min(member.task().config.horizon for member in self.members)
-        policy = replace(self._policy, limits=limits, horizon=horizon)
+        policy = replace(self._policy, limits=play.growth_limits, horizon=horizon)
         save_policy(self.folder / CHECKPOINT_POLICY, policy, meta=meta)
         tree = {
             "history": self.history,

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from esper.kasmina.costs import HostMultiples, host_multiple
 from esper.kasmina.hosts import BuiltInSeed
 from esper.lab.population.engine import PopulationConfig, Strategy
 from esper.lab.population.population import Population
@@ -27,7 +28,7 @@ from esper.lab.tasks.member import GROWTH_LIMIT, AnyMember
 from esper.lab.tasks.splits import Split
 from esper.lab.tasks.task import Task
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.config import Config, option
+from esper.leyline.config import option
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
@@ -45,17 +46,11 @@ Ends = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayConfig(Config):
+class PlayConfig(HostMultiples):
     """How cells are played: the same limits for all of them, and where they run."""
 
-    param_limit: float = option(
-        GROWTH_LIMIT, "Most parameters of a grown network, in units of its host's.", minimum=1.0
-    )
-    flop_limit: float = option(
-        GROWTH_LIMIT,
-        "Most operations per sample of a grown network, in units of its host's.",
-        minimum=1.0,
-    )
+    param_limit: float = host_multiple("parameters", GROWTH_LIMIT)
+    flop_limit: float = host_multiple("operations per sample", GROWTH_LIMIT)
     horizon: int = option(0, "Epochs of every run; 0 is the member's own.", minimum=0)
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Where rows run.")
     strategy: Strategy = option("auto", "How rows run.")
@@ -193,8 +188,12 @@ class Player:
 
     def _task(self, cell: Cell) -> Task:
         task = cell.arm.task(cell.member)
-        limits = {"param_limit": self.config.param_limit, "flop_limit": self.config.flop_limit}
-        return type(task)(task.config.replace(horizon=self.horizon_of(cell), **limits))
+        config = task.config.replace(
+            horizon=self.horizon_of(cell),
+            param_limit=self.config.param_limit,
+            flop_limit=self.config.flop_limit,
+        )
+        return type(task)(config)
 
     def prepare(self, cells: Sequence[Cell]) -> Stage:
         """Return the rows of some cells, and who decides for them."""

@@ -20,7 +20,7 @@ from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.own_loss import outputs_of
 from esper.growth.request import AUTO, STARTED_BY, GrowRequest, GrowthConfig
 from esper.growth.run import GrowthLoop
-from esper.kasmina.costs import NO_LIMIT
+from esper.kasmina.costs import as_options
 from esper.kasmina.lifecycle import GardenConfig
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, matches
 from esper.lab.tasks import get_task, make_data, open_data
@@ -173,12 +173,7 @@ def task_config(task: Task, **changes: Any) -> GrowthConfig:
         chance_loss=settings.baseline_loss,
         num_classes=settings.num_classes or 0,
     )
-    limits = {}
-    if task.param_limit != NO_LIMIT:
-        limits["max_parameters"] = task.param_limit
-    if task.flop_limit != NO_LIMIT:
-        # 0 would be no limit; nothing that is counted costs as little as 1.
-        limits["max_added_flops"] = max(1, task.flop_limit - task.host_flops)
+    limits = as_options(task.param_limit, task.flop_limit, task.host_flops)
     chosen = {"gardener": gardener, "garden": base.garden.limited(**limits), **changes}
     return base.replace(**chosen)
 

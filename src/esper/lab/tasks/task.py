@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.costs import NO_LIMIT
+from esper.kasmina.costs import NO_LIMIT, HostMultiples, times_host
 from esper.kasmina.evaluation import Objective
 from esper.kasmina.flops import HOW_TO_COUNT, FlopCount, forward_flops
 from esper.kasmina.hosts.registry import (
@@ -48,7 +48,7 @@ _COUNTED: dict[Hashable, FlopCount] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskConfig(TrainingConfig):
+class TaskConfig(HostMultiples, TrainingConfig):
     """A host, how it is trained, and how its data is prepared."""
 
     host: str = option(help="Name of the host.")
@@ -88,17 +88,6 @@ class TaskConfig(TrainingConfig):
     )
 
     param_budget: int = option(500_000, "Parameters that count as a full budget.", minimum=1)
-    param_limit: float | None = option(
-        None,
-        "Most parameters of the grown network, in units of the bare host's: 2 lets it double. A "
-        "seed that could come to exceed it cannot be germinated. Empty is no limit.",
-        minimum=1.0,
-    )
-    flop_limit: float | None = option(
-        None,
-        "Most operations per sample of the grown network, in units of the bare host's; likewise.",
-        minimum=1.0,
-    )
     baseline_loss: float = option(2.3, "Loss of a network that knows nothing.", above=0.0)
     target_loss: float = option(0.3, "Loss that counts as solved.", minimum=0.0)
 
@@ -247,16 +236,14 @@ class Task(ABC):
     @property
     def param_limit(self) -> int:
         """Most parameters of the grown network, -1 without a limit."""
-        ratio = self.config.param_limit
-        return NO_LIMIT if ratio is None else math.floor(ratio * self.host_parameters)
+        return times_host(self.config.param_limit, self.host_parameters)
 
     @property
     def flop_limit(self) -> int:
         """Most operations per sample of the grown network, -1 without a limit."""
-        ratio = self.config.flop_limit
-        if ratio is None or self._host_count.uncounted:
+        if self._host_count.uncounted:
             return NO_LIMIT
-        return math.floor(ratio * self.host_flops)
+        return times_host(self.config.flop_limit, self.host_flops)
 
     @property
     def topology(self) -> Topology:
