@@ -20,6 +20,7 @@ from esper.leyline.records import (
     DeepeningRecord,
     DepthRecord,
     EpochRecord,
+    SeedRecord,
     SlotRecord,
     StackRecord,
     copy_fields,
@@ -38,7 +39,7 @@ from esper.nissa.database import (
 )
 from esper.nissa.listing import RunEntry, describe_store
 from esper.nissa.query import TIMEOUT_S, QueryResult, ask_connection, collect, restrict
-from esper.nissa.schema import DecisionRow, EpochRow, StackRow, StageRow
+from esper.nissa.schema import DecisionRow, EpochRow, SeedRow, StackRow, StageRow
 from esper.nissa.schema_runs import RunRow
 from esper.nissa.writer import decode
 
@@ -291,32 +292,47 @@ def _pandas(module: Any, table: Table, rows: list[tuple[Any, ...]]) -> Any:
 # ---- The history of one growing network, read back from its store as it was recorded
 
 
-T = TypeVar("T", SlotRecord, DecisionRecord, DeepeningRecord, StackRecord, EpochRecord)
+T = TypeVar("T", SlotRecord, DecisionRecord, DeepeningRecord, StackRecord, EpochRecord, SeedRecord)
 
 _ABSENT = {float: math.nan, int: 0, bool: False, str: ""}
 """What a record that must have a value says where the store has none."""
 
 
-def read_history(run: StoredRun, every: int = 1) -> list[EpochRecord]:
-    """Return the history of a growing run as it was recorded.
+def read_history(
+    run: StoredRun,
+    every: int = 1,
+    *,
+    round: int = 0,
+    row: int = 0,
+    between: tuple[float, float] | None = None,
+) -> list[EpochRecord]:
+    """Return the epochs of one network as they were recorded.
 
     Args:
-        run: where it was recorded.
-        every: read one epoch in so many, and the last: a run of a million fits no page.
+        run: Where they were recorded.
+        every: Read one epoch in so many, and the last.
+        round: The round of training it was grown in; 0 for a growing run.
+        row: Its row of that round; 0 for a growing run.
+        between: Read only the epochs from the one to the other.
     """
-    names = [str(name) for name in run.info.slots or ()]
-    last = run.query("SELECT MAX(step) FROM epochs", timeout_s=ANSWER_S).rows[0][0]
+    here: list[Any] = [round, row]
+    where = '"round" = ? AND "row" = ?'
+    if between is not None:
+        where, here = f"{where} AND step >= ? AND step <= ?", [*here, *between]
+    if every > 1:
+        last = run.query(f"SELECT MAX(step) FROM epochs WHERE {where}", here, timeout_s=ANSWER_S)
+        where, here = f"{where} AND (step % ? = 0 OR step = ?)", [*here, every, last.rows[0][0]]
 
     def read(table: str) -> Iterator[Row]:
-        if every == 1:
-            return run.records(table)
-        return run.records(table, where="step % ? = 0 OR step = ?", parameters=[every, last])
+        return run.records(table, where=where, parameters=here)
 
     slots: dict[int, dict[str, SlotRecord]] = {}
+    used: dict[int, str] = {}
     for stage in read("seed_stages"):
         assert isinstance(stage, StageRow)
         found = slots.setdefault(stage.step, {})
         found[str(stage.slot)] = _record(SlotRecord, stage, name=stage.slot)
+        used[stage.ordinal] = str(stage.slot)
     decisions: dict[int, DecisionRecord] = {}
     woken: dict[int, list[DeepeningRecord]] = {}
     for decision in read("decisions"):
@@ -339,6 +355,10 @@ def read_history(run: StoredRun, every: int = 1) -> list[EpochRecord]:
         assert isinstance(stack, StackRow)
         found_stack = _record(StackRecord, stack, name=str(stack.stack))
         stacks.setdefault(stack.step, []).append(found_stack)
+    names = [str(name) for name in run.info.slots or ()]
+    if not set(used.values()) <= set(names):
+        # In a run over several tasks the slots of a row may be those of another task.
+        names = [used[ordinal] for ordinal in sorted(used)]
     history = []
     for epoch in read("epochs"):
         assert isinstance(epoch, EpochRow)
@@ -348,15 +368,20 @@ def read_history(run: StoredRun, every: int = 1) -> list[EpochRecord]:
                 EpochRecord,
                 epoch,
                 epoch=epoch.step,
-                slots=tuple(
-                    found.get(name) or _empty_slot(name) for name in names or sorted(found)
-                ),
+                slots=tuple(found.get(name) or _empty_slot(name) for name in names),
                 decision=decisions.get(epoch.step),
                 rollback=epoch.rollback_reason,
                 depth=_depth(epoch, stacks.get(epoch.step, ()), woken.get(epoch.step, ())),
             )
         )
     return history
+
+
+def read_seeds(run: StoredRun, *, round: int = 0, row: int = 0) -> list[SeedRecord]:
+    """Return the seeds of one network in order of germination; see `read_history`."""
+    found = run.records("seeds", where='"round" = ? AND "row" = ?', parameters=[round, row])
+    rows = [one for one in found if isinstance(one, SeedRow)]
+    return [_record(SeedRecord, one) for one in sorted(rows, key=lambda one: one.ordinal)]
 
 
 def _depth(

@@ -141,6 +141,28 @@ def test_a_number_is_a_number(client: TestClient, value: str) -> None:
     assert answer.status_code == 400
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"from": "20"},
+        {"to": "x"},
+        {"to": "nan"},
+        {"to": "1e99"},
+        {"left": "-1"},
+        {"right": "700"},
+        {"right": "9e9", "width": "9e9"},
+    ],
+)
+def test_lanes_are_drawn_for_a_sensible_frame_alone(
+    client: TestClient, wrong: dict[str, str]
+) -> None:
+    frame = {"id": "grown", "from": "1", "to": "20", "left": "58", "right": "586", "width": "600"}
+    answer = client.get("/api/lanes", params=frame)
+    assert answer.headers["content-type"] == "image/svg+xml"
+    assert answer.text.startswith("<svg ")
+    assert client.get("/api/lanes", params={**frame, **wrong}).status_code == 400
+
+
 def test_a_text_cannot_become_a_question(client: TestClient) -> None:
     answer = client.get("/api/decisions", params={"id": "grown", "op": "x' OR 1=1 --"})
     assert answer.json() == {"decisions": []}

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import json
+import math
 import socket
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterable
@@ -33,7 +34,7 @@ from esper.nissa.dashboard import stream as reading
 from esper.nissa.dashboard.guard import Access, Catalog, Guard
 from esper.nissa.reader import StoredRun
 from esper.nissa.report.markup import visible
-from esper.nissa.report.page import load_templates
+from esper.nissa.report.page import PICTURE_STYLE, load_templates
 from esper.nissa.report.panels import read_series
 
 MOST_THREADS = 4
@@ -41,6 +42,9 @@ MOST_THREADS = 4
 
 MOST_OVERLAID = 8
 """Runs that one page looks at together."""
+
+MOST_PIXELS = 20_000
+"""Width of a drawing that may be asked for."""
 
 _STATIC = files("esper.nissa.dashboard") / "static"
 _LOOK = (files("esper.nissa.report") / "templates" / "look.css").read_text(encoding="utf-8")
@@ -62,11 +66,13 @@ def make_app(root: Path, access: Access, *, is_over: Callable[[], bool] = lambda
         Route("/api/run", pages.run),
         Route("/api/series", pages.series),
         Route("/api/garden", pages.garden),
+        Route("/api/lanes", pages.lanes),
         Route("/api/seed", pages.seed),
         Route("/api/decisions", pages.decisions),
         Route("/api/foreseen", pages.foreseen),
         Route("/api/stream", pages.stream),
         Route("/static/look.css", pages.look),
+        Route("/static/picture.css", pages.picture_style),
         Mount("/static", StaticFiles(directory=str(_STATIC))),
     ]
     app = Starlette(
@@ -122,7 +128,7 @@ def _data(read: Callable[[_Pages, Request], Any]) -> Endpoint:
     async def answer(self: _Pages, request: Request) -> Response:
         limiter = self.limiter(request.query_params.get("id", ""))
         found = await anyio.to_thread.run_sync(read, self, request, limiter=limiter)
-        return _answer(found)
+        return found if isinstance(found, Response) else _answer(found)
 
     return answer
 
@@ -134,7 +140,8 @@ def _of_run(read: Callable[[_Pages, Request, StoredRun], Any]) -> Endpoint:
     def opened(self: _Pages, request: Request) -> Any:
         folder = self.folder(request.query_params.get("id", ""))
         with reading.open_shown(folder, self.is_over) as run:
-            return reading.plain(read(self, request, run))
+            found = read(self, request, run)
+            return found if isinstance(found, Response) else reading.plain(found)
 
     return _data(opened)
 
@@ -161,6 +168,10 @@ class _Pages:
     async def look(self, request: Request) -> Response:
         """Return the colours that pages and reports share."""
         return Response(_LOOK, media_type="text/css")
+
+    async def picture_style(self, request: Request) -> Response:
+        """Return the style of drawings that pages and reports share."""
+        return Response(PICTURE_STYLE, media_type="text/css")
 
     def _page(self, template: str, **values: str) -> Response:
         page = self._templates.get_template(template).render(version=__version__, **values)
@@ -203,6 +214,25 @@ class _Pages:
     def garden(self, request: Request, run: StoredRun) -> Any:
         """Return what lived in the slots of one episode."""
         return episodes.read_garden(run, _number(request, "round"), _number(request, "row"))
+
+    @_of_run
+    def lanes(self, request: Request, run: StoredRun) -> Any:
+        """Return the lanes of one episode, drawn for the width and the epochs that are shown."""
+        low, high, left, right, width = (
+            _decimal(request, key) for key in ("from", "to", "left", "right", "width")
+        )
+        if not low < high or not 0 <= left < right <= width <= MOST_PIXELS:
+            raise HTTPException(400, f"from < to and left < right <= width <= {MOST_PIXELS}.")
+        picture = episodes.draw_lanes(
+            run,
+            _number(request, "round"),
+            _number(request, "row"),
+            epochs=(low, high),
+            left=left,
+            right=right,
+            width=width,
+        )
+        return Response(picture, media_type="image/svg+xml")
 
     @_of_run
     def seed(self, request: Request, run: StoredRun) -> Any:
@@ -270,6 +300,17 @@ def _maybe_number(request: Request, key: str) -> int | None:
     if not text.isascii() or not text.isdecimal() or len(text) > 15:
         raise HTTPException(400, f"{key} must be a whole number.")
     return int(text)
+
+
+def _decimal(request: Request, key: str) -> float:
+    try:
+        found = float(request.query_params.get(key, ""))
+    except ValueError:
+        found = math.nan
+    # The comparison is false for NaN as well.
+    if not abs(found) < 1e15:
+        raise HTTPException(400, f"{key} must be a number.")
+    return found
 
 
 def _between(request: Request) -> tuple[int, int] | None:

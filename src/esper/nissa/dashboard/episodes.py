@@ -1,42 +1,40 @@
-"""One episode looked into: its garden, its seeds, its decisions, and what its critic foresaw."""
+"""One episode looked into: its lanes, its seeds, its decisions, and what its critic foresaw."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.nissa.dashboard.stream import recorded_rows
-from esper.nissa.reader import StoredRun, read_history
+from esper.nissa.reader import StoredRun, read_history, read_seeds
+from esper.nissa.report.lanes import Frame, draw_slots, read_lanes
+from esper.nissa.report.markup import Scale, counted, element, visible
+from esper.nissa.report.page import MARGIN, NAMESPACE
 from esper.nissa.report.panels import ask, unfolded
-from esper.nissa.report.stacks import read_stacks
+from esper.nissa.report.stacks import draw_stacks, read_stacks, told_counts
 from esper.nissa.schema import EventKind
 
 MOST_EPOCHS = 3_000
-"""Epochs of a garden that are read one by one; of more, one in every few."""
+"""Epochs that are read one by one; of more, one in every few."""
 
-MOST_MARKS = 1_000
+MOST_LANE_EPOCHS = 600
+"""The same for lanes, which are no wider than a screen; they are drawn anew for a part of a run."""
+
 MOST_DECISIONS = 50
 MOST_FORESEEN = 3_000
+_MOST_SEED_DECISIONS = 1_000
 
 _HERE = '"round" = ? AND "row" = ?'
 _JSON = ("alternatives", "reward_terms", "reward_details", "explanation")
 
 
 def read_garden(run: StoredRun, round: int, row: int) -> dict[str, Any]:
-    """Return what lived in the slots of an episode, epoch by epoch, and what was decided."""
+    """Return what an episode was, how it scored, and what its seeds and stacks came to."""
     here = [round, row]
     span = ask(run, f"SELECT MAX(step) AS last, COUNT(*) AS n FROM epochs WHERE {_HERE}", here)[0]
-    every = max(1, math.ceil((span["n"] or 0) / MOST_EPOCHS))
-    thin = "" if every == 1 else f" AND (step % {every} = 0 OR entered = 1)"
-    stages = ask(
-        run,
-        "SELECT step, ordinal, slot, stage, blueprint, alpha, contribution, contribution_se "
-        f"FROM seed_stages WHERE {_HERE}{thin} ORDER BY ordinal, step",
-        here,
-    )
+    every = max(1, math.ceil(span["n"] / MOST_EPOCHS))
     episode = ask(
         run,
         "SELECT task, env_seed, episodic_return, final_score, twin_score, gain, parameter_ratio, "
@@ -44,82 +42,107 @@ def read_garden(run: StoredRun, round: int, row: int) -> dict[str, Any]:
         f"FROM episodes WHERE {_HERE} LIMIT 1",
         here,
     )
-    stacks = ask(run, f"SELECT 1 FROM stacks WHERE {_HERE} LIMIT 1", here)
-    epochs_thin = "" if every == 1 else f" AND step % {every} = 0"
+    has_stacks = ask(run, f"SELECT 1 FROM stacks WHERE {_HERE} LIMIT 1", here)
+    stacks = read_stacks(read_history(run, every, round=round, row=row)) if has_stacks else []
     return {
         "round": round,
         "row": row,
         "rows": recorded_rows(run, round),
         "last": span["last"],
         "every": every,
-        "slots": _slots(run, stages),
-        "spans": list(_spans(stages, every)),
-        "stacks": [asdict(lane) for lane in read_stacks(read_history(run, every))]
-        if stacks
-        else [],
+        "slots": _slots(run, here),
+        "stacks": [
+            {
+                "awake": stack.spans[-1][2],
+                "blocks": stack.blocks,
+                "text": f"{visible(stack.name, limit=40)}: {told_counts(stack)} blocks awake",
+            }
+            for stack in stacks
+        ],
         "seeds": ask(
             run,
             "SELECT ordinal, slot, blueprint, germinated, ended, fate, parameters, flops, "
             f"contribution, contribution_se, improvement FROM seeds WHERE {_HERE} ORDER BY ordinal",
             here,
         ),
-        "marks": ask(
-            run,
-            "SELECT step, op, slot, outcome FROM decisions "
-            f"WHERE {_HERE} AND op <> 'WAIT' ORDER BY step LIMIT ?",
-            [*here, MOST_MARKS],
-        ),
         "epochs": ask(
             run,
             "SELECT step, val_score, twin_score FROM epochs "
-            f"WHERE {_HERE}{epochs_thin} ORDER BY step",
-            here,
+            f"WHERE {_HERE} AND step % ? = 0 ORDER BY step",
+            [*here, every],
         ),
         "episode": episode[0] if episode else None,
         "worth": _worth(run, here),
     }
 
 
-def _slots(run: StoredRun, stages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the slots in their order; of a run over several tasks, those in use."""
-    used = {int(stage["ordinal"]): str(stage["slot"]) for stage in stages}
+def _slots(run: StoredRun, here: Sequence[int]) -> list[str]:
+    """Return the slots that decisions of an episode may be about."""
     named = unfolded(ask(run, "SELECT slots FROM runs LIMIT 1")[0]["slots"])
     names = [str(name) for name in named] if isinstance(named, list) else []
-    if all(place < len(names) and names[place] == name for place, name in used.items()):
-        return names
-    return [used[place] for place in sorted(used)]
+    rows = ask(run, f"SELECT DISTINCT slot FROM seed_stages WHERE {_HERE} ORDER BY ordinal", here)
+    used = [str(one["slot"]) for one in rows]
+    return names if set(used) <= set(names) else used
 
 
-def _spans(stages: Sequence[Mapping[str, Any]], every: int) -> list[dict[str, Any]]:
-    """Return stretches of one stage of one seed, with alpha where it changes.
+# ---- Lanes: the drawing of the report, at the width and the part of the run that a page shows
 
-    An epoch reaches from the number before it to its own, so a stretch begins one before its
-    first epoch.
+_UNIT_PX = 0.65
+"""Size of a unit of the drawing on the page, in pixels."""
+
+_FONT_PX = 12.0
+
+
+def draw_lanes(
+    run: StoredRun,
+    round: int,
+    row: int,
+    *,
+    epochs: tuple[float, float],
+    left: float,
+    right: float,
+    width: float,
+) -> str:
+    """Draw what happened at the slots of an episode, or in its stacks, as an SVG.
+
+    Args:
+        run: The run.
+        round: Its round.
+        row: Its row of the round.
+        epochs: The first and the last epoch to show.
+        left: Where the first epoch is, in pixels from the left.
+        right: Where the last epoch is, in pixels from the left.
+        width: Width of the drawing in pixels.
     """
-    spans: list[dict[str, Any]] = []
-    for stage in stages:
-        same = (
-            bool(spans)
-            and all(spans[-1][name] == stage[name] for name in ("slot", "stage", "blueprint"))
-            and stage["step"] - spans[-1]["to"] <= every
-        )
-        if not same:
-            spans.append(
-                {
-                    **{name: stage[name] for name in ("slot", "stage", "blueprint")},
-                    "from": stage["step"] - 1,
-                    "alpha": [],
-                }
-            )
-        span = spans[-1]
-        span["to"] = stage["step"]
-        span["contribution"], span["se"] = stage["contribution"], stage["contribution_se"]
-        alpha = span["alpha"]
-        if len(alpha) > 1 and alpha[-1][1] == alpha[-2][1] == stage["alpha"]:
-            alpha[-1][0] = stage["step"]
-        else:
-            alpha.append([stage["step"], stage["alpha"]])
-    return spans
+    low, high = epochs
+    between = (math.floor(low), math.ceil(high) + 1)
+    count = f"SELECT COUNT(*) AS n FROM epochs WHERE {_HERE} AND step >= ? AND step <= ?"
+    epochs_there = ask(run, count, [round, row, *between])[0]["n"]
+    every = max(1, math.ceil(epochs_there / MOST_LANE_EPOCHS))
+    history = read_history(run, every, round=round, row=row, between=between)
+    frame = Frame(
+        Scale(low, high, left / _UNIT_PX, right / _UNIT_PX), width / _UNIT_PX, _FONT_PX / _UNIT_PX
+    )
+    stacks = read_stacks(history)
+    if stacks:
+        drawing, height = draw_stacks(stacks, frame, MARGIN)
+        drawing.extend(frame.axis(height))
+        height += frame.row + MARGIN
+        text = "; ".join(f"{one.name}: {told_counts(one)} blocks awake" for one in stacks)
+    else:
+        seeds = read_seeds(run, round=round, row=row)
+        lanes = read_lanes(history, seeds) if history else []
+        drawing, height = draw_slots(lanes, frame, MARGIN, is_live=True)
+        text = f"{counted(len(lanes), 'slot')}, {counted(len(seeds), 'seed')}."
+    return element(
+        "svg",
+        *drawing,
+        xmlns=NAMESPACE,
+        class_="growth lanes",
+        role="group",
+        aria_label=visible(text, limit=1000),
+        viewBox=f"0 0 {frame.width:.1f} {height:.1f}",
+    )
 
 
 def _worth(run: StoredRun, here: Sequence[int]) -> list[dict[str, Any]]:
@@ -163,7 +186,7 @@ def read_seed(run: StoredRun, round: int, row: int, ordinal: int) -> dict[str, A
             run,
             "SELECT step, op, outcome, reason, reward FROM decisions "
             f"WHERE {_HERE} AND slot = ? AND step >= ? AND step < ? ORDER BY step LIMIT ?",
-            [*life, MOST_MARKS],
+            [*life, _MOST_SEED_DECISIONS],
         ),
         "worth": [one for one in _worth(run, here) if seed["slot"] in (one["slot"], one["other"])],
     }

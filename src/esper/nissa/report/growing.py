@@ -418,7 +418,7 @@ def render_report(
 def _seeds(history: Sequence[EpochRecord], summary: RunSummary | None) -> tuple[SeedRecord, ...]:
     if summary is not None:
         return summary.seeds
-    return seed_records(tuple(history)) if history else ()
+    return seed_records(history)
 
 
 def _top(

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from esper.leyline.records import DecisionRecord
+from esper.leyline.records import DecisionRecord, SeedRecord
 
 NOT_MEASURED = "not measured"
 NOT_FINITE = "not finite"
@@ -61,6 +61,70 @@ def width_in_em(text: str) -> float:
     return sum(
         1.05 if unicodedata.east_asian_width(character) in "WF" else 0.61 for character in text
     )
+
+
+def text_width(text: str, font: float, *, is_strong: bool = False) -> float:
+    """Return the width of a text in a font of this size, at most."""
+    return width_in_em(text) * font * (1.12 if is_strong else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A text of a drawing and its place."""
+
+    text: str
+    x: float
+    anchor: str = "start"
+    """Which end of the text is at `x`: start or end."""
+    row: int = 0
+    wanted: float = 0.0
+    """The `x` it was meant to have; a line leads there from a label that had to move."""
+
+
+_LABEL_GAP = 10.0
+
+
+def place_labels(
+    labels: Sequence[Label],
+    *,
+    left: float,
+    right: float,
+    rows: int,
+    font: float,
+    taken: float = 0.0,
+) -> tuple[list[Label], int]:
+    """Give every label a row in which it overlaps no other.
+
+    Args:
+        labels: The labels, in order of precedence.
+        left: No label begins before this.
+        right: No label ends after this; one that would is aligned to this edge.
+        rows: Number of rows; a label that fits in none of them is left out.
+        font: Size of the texts.
+        taken: Row 0 is occupied from `left` to here.
+
+    Returns:
+        The placed labels, and how many were left out.
+    """
+    occupied: list[list[tuple[float, float]]] = [[] for _ in range(rows)]
+    if taken > left:
+        occupied[0].append((left, taken))
+    placed: list[Label] = []
+    for one in labels:
+        width = text_width(one.text, font)
+        x, anchor = one.x, one.anchor
+        if anchor == "start" and x + width > right:
+            x, anchor = right, "end"
+        elif anchor == "end" and x - width < left:
+            x, anchor = left, "start"
+        begin = x if anchor == "start" else x - width
+        end = begin + width
+        for row, spans in enumerate(occupied):
+            if all(end + _LABEL_GAP <= low or begin >= high + _LABEL_GAP for low, high in spans):
+                spans.append((begin, end))
+                placed.append(Label(one.text, x, anchor, row, one.x))
+                break
+    return placed, len(labels) - len(placed)
 
 
 def format_count(value: int) -> str:
@@ -288,3 +352,22 @@ def argument_words(decision: DecisionRecord) -> str:
 def outcome_words(outcome: str) -> str:
     """Return an outcome as words."""
     return visible(outcome).replace("_", " ")
+
+
+def describe_decision(epoch: int, decision: DecisionRecord) -> str:
+    """Return a decision in one line."""
+    where = "" if decision.slot is None else f" {visible(decision.slot)}"
+    arguments = argument_words(decision)
+    text = f"after epoch {epoch}: {op_words(decision.op)}{where}"
+    text += f" ({arguments})" if arguments else ""
+    text += f": {outcome_words(decision.outcome)}"
+    return f"{text}, {visible(decision.reason)}" if decision.reason else text
+
+
+def describe_seed(seed: SeedRecord) -> str:
+    """Return the life of a seed in a sentence."""
+    text = f"Slot {visible(seed.slot)}: {visible(seed.blueprint)}, germinated after epoch"
+    text += f" {seed.germinated}, {visible(seed.fate)}"
+    if seed.ended is not None:
+        text += f" after epoch {seed.ended}"
+    return f"{text}, contribution {format_contribution(seed.contribution, seed.contribution_se)}."

@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from esper.leyline.reasons import is_loss
-from esper.leyline.records import EpochRecord, ModuleRecord, SeedRecord, SlotRecord, seed_records
+from esper.leyline.records import EpochRecord, ModuleRecord, SlotRecord, seed_records
 from esper.nissa.report.chart import Point, draw_path, known_points, make_point
 from esper.nissa.report.lanes import (
     AXIS_NAME,
     LANE_SCALE,
-    MOST_LANES,
-    SHAPES,
     Frame,
-    Lane,
-    draw_lanes,
-    draw_mark,
+    draw_slots,
     frame_for,
     read_lanes,
-    text_width,
 )
 from esper.nissa.report.markup import (
     Scale,
     counted,
+    describe_seed,
     element,
-    format_contribution,
     format_count,
     format_number,
     label,
-    op_words,
     rectangle,
     round_ticks,
     shortened,
+    text_width,
     tick_labels,
     tooltip,
     visible,
 )
-from esper.nissa.report.page import FONT, LEGEND_STAGES, MARGIN, ROW, STAGE_CLASSES, WIDTH, draw_svg
+from esper.nissa.report.page import FONT, MARGIN, ROW, STAGE_CLASSES, WIDTH, draw_svg
 from esper.nissa.report.stacks import draw_compute, draw_stacks, read_stacks, tell_lane
 
 # ---- The drawing of a network: its host as a chain, and beside it what lives in every slot
@@ -244,12 +237,12 @@ class Curves:
     def left_room(self) -> float:
         """Return the room the numbers of the axis need."""
         texts = (LANE_SCALE, *tick_labels(self.ticks))
-        return max(text_width(text) for text in texts) + 10
+        return max(text_width(text, FONT) for text in texts) + 10
 
     def right_room(self) -> float:
         """Return the room the names of the curves need."""
-        names = max(text_width(line, is_strong=True) for line in self._ends())
-        return max(names + 14, text_width(AXIS_NAME) + _TICK_HALF)
+        names = max(text_width(line, FONT, is_strong=True) for line in self._ends())
+        return max(names + 14, text_width(AXIS_NAME, FONT) + _TICK_HALF)
 
     def _ends(self) -> list[str]:
         ends = [curve[-1] for curve in map(known_points, (self.grown, self.twin)) if curve]
@@ -342,39 +335,6 @@ def _columns(history: Sequence[EpochRecord], frame: Frame, top: float) -> Iterat
         yield rectangle("column", begin, top, end - begin, HEIGHT, tooltip(told))
 
 
-_SYMBOL = 26.0
-_COLUMNS = 3
-_REFUSED = "hollow: refused"
-
-Draw = Callable[[float, float], str]
-
-
-def draw_legend(top: float) -> tuple[list[str], float]:
-    """Draw the key from `top` on; return the drawing and where it ends."""
-    stages = [(stage, partial(_swatch, stage)) for stage in LEGEND_STAGES]
-    marks: list[tuple[str, Draw]] = [(op_words(op), partial(draw_mark, op)) for op in SHAPES]
-    marks.append((_REFUSED, partial(draw_mark, "ADVANCE", done=False)))
-    drawing, bottom = _set_in_columns(stages, top)
-    more, bottom = _set_in_columns(marks, bottom + 4)
-    return drawing + more, bottom
-
-
-def _set_in_columns(entries: Sequence[tuple[str, Draw]], top: float) -> tuple[list[str], float]:
-    """Set entries in columns; return the drawing and where it ends."""
-    drawing: list[str] = []
-    for index, (text, draw) in enumerate(entries):
-        row, column = divmod(index, _COLUMNS)
-        x = MARGIN + column * (WIDTH - 2 * MARGIN) / _COLUMNS
-        y = top + (row + 0.5) * ROW
-        drawing.append(draw(x + 9, y))
-        drawing.append(label(text, x=x + _SYMBOL, y=y, dy=".35em"))
-    return drawing, top + math.ceil(len(entries) / _COLUMNS) * ROW
-
-
-def _swatch(stage: str, x: float, y: float) -> str:
-    return rectangle(stage, x - 8, y - 8, 17, 17)
-
-
 DEFAULT_TITLE = "Score and slots over the epochs"
 
 _TITLE_LENGTH = 54
@@ -425,8 +385,8 @@ def describe(history: Sequence[EpochRecord]) -> str:
     stacks = read_stacks(history)
     if stacks:
         return " ".join([*told, *map(tell_lane, stacks)])
-    lives = seed_records(tuple(history))
-    told.extend(_tell_life(life) for life in lives[:_MOST_LIVES_TOLD])
+    lives = seed_records(history)
+    told.extend(describe_seed(life) for life in lives[:_MOST_LIVES_TOLD])
     if not lives:
         told.append("No seed was germinated.")
     elif len(lives) > _MOST_LIVES_TOLD:
@@ -453,29 +413,8 @@ def _draw_run(history: Sequence[EpochRecord]) -> tuple[list[str], float]:
         return [*drawing, *compute], top + MARGIN
     told = "Slots: colour is the stage, height is alpha"
     drawing.append(label(told, class_="strong", x=MARGIN, y=top, dy=".9em"))
-    legend, top = draw_legend(top + ROW + 4)
-    drawing.extend(legend)
-    chosen, undrawn = _most_eventful(read_lanes(history))
-    lanes, top, left_out = draw_lanes(chosen, frame, top + 14)
-    drawing.extend(lanes)
-    drawing.extend(frame.axis(top))
-    top += ROW + 8
-    notes = [f"{counted(left_out, 'label')} found no room"] if left_out else []
-    if undrawn:
-        notes.append(f"{counted(undrawn, 'slot')} not drawn")
-    for note in notes:
-        drawing.append(label(note, class_="muted", x=MARGIN, y=top, dy="1em"))
-        top += ROW + 4
-    return drawing, top + MARGIN
-
-
-def _most_eventful(lanes: list[Lane]) -> tuple[list[Lane], int]:
-    """Return the lanes to draw in their order, those without a seed last, and how many are left."""
-    if len(lanes) <= MOST_LANES:
-        return lanes, 0
-    ranked = sorted(lanes, key=lambda lane: not lane.lives)[:MOST_LANES]
-    kept = {lane.name for lane in ranked}
-    return [lane for lane in lanes if lane.name in kept], len(lanes) - MOST_LANES
+    lanes, top = draw_slots(read_lanes(history, seed_records(history)), frame, top + ROW + 4)
+    return [*drawing, *lanes], top + MARGIN
 
 
 def _draw_nothing() -> tuple[list[str], float]:
@@ -483,12 +422,3 @@ def _draw_nothing() -> tuple[list[str], float]:
         "No epochs were recorded yet.", class_="muted", x=WIDTH / 2, y=100, text_anchor="middle"
     )
     return [text], 160.0
-
-
-def _tell_life(life: SeedRecord) -> str:
-    told = f"Slot {visible(life.slot)}: {visible(life.blueprint)}, germinated after epoch"
-    told += f" {life.germinated}, {visible(life.fate)}"
-    if life.ended is not None:
-        told += f" after epoch {life.ended}"
-    gain = format_contribution(life.contribution, life.contribution_se)
-    return f"{told}, contribution {gain}."

@@ -116,13 +116,13 @@ def draw_stacks(lanes: Sequence[StackLane], frame: Frame, top: float) -> tuple[l
     """Draw the lanes one below the other; return the drawing and where it ends."""
     drawing: list[str] = []
     for lane in lanes[:MOST_STACKS]:
-        top += ROW
+        top += frame.row
         drawing.extend(_draw_lane(lane, frame, top))
         top += _BAND + _GAP
     if len(lanes) > MOST_STACKS:
         note = f"{len(lanes) - MOST_STACKS} more stacks not drawn"
         drawing.append(label(note, class_="muted", x=MARGIN, y=top, dy="1em"))
-        top += ROW + 4
+        top += frame.row + 4
     return drawing, top
 
 
@@ -132,7 +132,9 @@ def _draw_lane(lane: StackLane, frame: Frame, top: float) -> Iterator[str]:
     bar = _BAND / lane.blocks
     space = 0.15 * bar if lane.blocks <= _MOST_BARS else 0.0
     for begin, end, awake in lane.spans:
-        left, right = frame.x(begin), frame.x(end)
+        if end < frame.x.low or begin > frame.x.high:
+            continue
+        left, right = frame.at(begin), frame.at(end)
         told = f"{visible(lane.name)}: {awake} of {lane.blocks} blocks awake, epochs "
         parts = [tooltip(f"{told}{begin:.4g} to {end:.4g}")]
         parts += [

@@ -63,20 +63,23 @@ export function duration(seconds) {
   return `${(seconds / 86400).toFixed(1)} days`;
 }
 
-export async function get(path, parameters) {
+async function ask(path, parameters) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters || {}))
     if (value !== null && value !== undefined && value !== "") query.append(name, value);
   let answer;
   try {
-    answer = await fetch(`${path}?${query}`, { headers: { Accept: "application/json" } });
+    answer = await fetch(`${path}?${query}`);
   } catch {
     throw new Error("The server does not answer; is `esper dashboard` still running?");
   }
-  const data = await answer.json().catch(() => ({ error: `The server answered ${answer.status}.` }));
-  if (!answer.ok) throw new Error(data.error || `The server answered ${answer.status}.`);
-  return data;
+  if (answer.ok) return answer;
+  const data = await answer.json().catch(() => ({}));
+  throw new Error(data.error || `The server answered ${answer.status}.`);
 }
+
+export const get = async (path, parameters) => (await ask(path, parameters)).json();
+export const getText = async (path, parameters) => (await ask(path, parameters)).text();
 
 export function table(caption, columns, rows, { classes = "" } = {}) {
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },

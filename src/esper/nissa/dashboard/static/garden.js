@@ -1,8 +1,82 @@
 // One episode looked into: its curve, its lanes, what its seeds are worth, what its critic foresaw.
-import { Axis, Chart } from "./chart.js";
-import { $, get, h, isNumber, number, s, show, signed, table, toldRound, words, worth } from "./dom.js";
-import { Lanes, drawKey } from "./lanes.js";
+import { Axis, Chart, LEFT, RIGHT } from "./chart.js";
+import { $, get, getText, h, isNumber, number, s, show, signed, table, toldRound, words, worth } from "./dom.js";
 import { kindWords, openSeed } from "./seed.js";
+
+// The lanes as the server draws them; here they follow the zoom, the cursor and clicks.
+class Lanes {
+  constructor(axis, open) {
+    this.axis = axis;
+    this.open = open;
+    this.asked = 0;
+    this.where = null;
+    this.picture = h("div");
+    this.line = h("div", { class: "cursor", hidden: true });
+    this.root = h("div", { class: "lanes-place" }, this.picture, this.line);
+    axis.members.add(this);
+    new ResizeObserver(() => this.root.clientWidth !== this.width && this.draw()).observe(this.root);
+    this.root.addEventListener("click", (event) => this.choose(event));
+    this.root.addEventListener("keydown", (event) => (event.key === "Enter" || event.key === " ") && this.choose(event));
+    this.root.addEventListener("pointermove", (event) => this.point(this.value(event)));
+    this.root.addEventListener("pointerleave", () => this.point(null));
+  }
+
+  set(where, last) {
+    this.where = where;
+    this.last = last;
+    return this.draw();
+  }
+
+  zoomed() {
+    this.draw();
+  }
+
+  async draw() {
+    this.width = this.root.clientWidth;
+    if (!this.where || !this.width) return;
+    const asked = (this.asked += 1);
+    const [from, to] = this.axis.zoom || [Math.min(1, this.last), Math.max(2, this.last)];
+    const right = this.width - RIGHT;
+    try {
+      const text = await getText("/api/lanes", { ...this.where, from, to, left: LEFT, right, width: this.width });
+      if (asked !== this.asked) return;
+      this.scale = [from, to, right];
+      const focused = document.activeElement?.dataset?.seed;
+      // The server has escaped every text in it, and the page runs no script but its own files.
+      this.picture.replaceChildren(document.adoptNode(new DOMParser().parseFromString(text, "image/svg+xml").documentElement));
+      if (focused) $(`.seed[data-seed="${focused}"]`, this.picture)?.focus();
+    } catch (error) {
+      if (asked === this.asked) show(this.picture, h("p", { class: "trouble" }, error.message));
+    }
+  }
+
+  choose(event) {
+    const seed = event.target.closest?.(".seed");
+    if (!seed) return;
+    event.preventDefault();
+    this.open(Number(seed.dataset.seed));
+  }
+
+  value(event) {
+    if (!this.scale) return null;
+    const [from, to, right] = this.scale;
+    const at = event.clientX - this.root.getBoundingClientRect().left;
+    const value = Math.round(from + ((at - LEFT) / (right - LEFT)) * (to - from));
+    return value >= from && value <= to ? value : null;
+  }
+
+  point(value) {
+    this.axis.setCursor(value, this);
+    this.pointed(value);
+  }
+
+  pointed(value) {
+    this.line.hidden = value === null || !this.scale;
+    if (this.line.hidden) return;
+    const [from, to, right] = this.scale;
+    this.line.style.left = `${LEFT + ((value - from) / (to - from)) * (right - LEFT)}px`;
+  }
+}
 
 export class Garden {
   constructor(name, info, axis, onEpisode) {
@@ -16,7 +90,7 @@ export class Garden {
     this.row = info.episodes.rows[0] ?? 0;
     this.asked = 0;
     this.data = null;
-    this.lanes = new Lanes(this.axis, (seed) => openSeed(this.name, this.data, seed));
+    this.lanes = new Lanes(this.axis, (ordinal) => openSeed(this.name, this.data, this.data.seeds.find((seed) => seed.ordinal === ordinal)));
     this.score = new Chart({ key: "episode-score", title: "Validation score in this episode", unit: "points" }, this.axis);
     if (this.kind === "train") this.setUp(info.episodes);
   }
@@ -84,10 +158,10 @@ export class Garden {
     const hasStacks = data.stacks.length > 0;
     if (hasStacks) $("#garden-title").textContent = "Blocks";
     if (isNew)
-      show(this.body, this.told = h("p", { class: "note" }), this.kind === "train" && this.score.root, !hasStacks && drawKey(), this.lanes.root,
-        h("p", { class: "note" }, hasStacks ? "A lane for each stack: every bar is a block, from the step at which it woke as a copy of one that was awake. Blocks that sleep cost nothing." : "A lane for each slot: the light band is the stage, the solid part its alpha; beside a blueprint stands what the seed is worth, in points, with its standard error. Open a seed to see its life."));
+      show(this.body, this.told = h("p", { class: "note" }), this.kind === "train" && this.score.root, this.lanes.root,
+        h("p", { class: "note" }, hasStacks ? "A lane for each stack: every bar is a block, from the step at which it woke as a copy of one that was awake. Blocks that sleep cost nothing." : "A lane for each slot: the colour is the stage, the height of the solid band is alpha. Below the end of a seed stands its contribution in points, with its standard error. Click a seed to see its life."));
     this.told.textContent = this.words();
-    this.lanes.set(data);
+    this.lanes.set({ id: this.name, round: this.round, row: this.row }, data.last);
     const x = data.epochs.map((epoch) => epoch.step);
     this.score.setLines([
       { name: "grown", x, y: data.epochs.map((epoch) => epoch.val_score), colour: 1, width: 2, dash: 0 },

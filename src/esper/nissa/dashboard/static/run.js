@@ -3,7 +3,6 @@ import { Axis, Chart } from "./chart.js";
 import { Decisions } from "./decisions.js";
 import { $, count, duration, get, h, isNumber, number, points, share, show, signed, table, toldRound, words } from "./dom.js";
 import { Garden, drawForeseen } from "./garden.js";
-import { tellStack } from "./lanes.js";
 import { Live } from "./live.js";
 import { Run } from "./points.js";
 
@@ -77,7 +76,7 @@ function tellGrowing({ run, progress }) {
   const stacks = garden?.data?.stacks ?? [];
   if (stacks.length) {
     const gain = tellGain(progress, "the static network whose blocks are all awake from the first step");
-    return `The rule ${run.controller} ${progress.state === "running" ? "deepens" : "deepened"} a network on ${run.task ?? "a model"}. ${stacks.map(tellStack).join("; ")}.${gain}`;
+    return `The rule ${run.controller} ${progress.state === "running" ? "deepens" : "deepened"} a network on ${run.task ?? "a model"}. ${stacks.map((stack) => stack.text).join("; ")}.${gain}`;
   }
   const kept = garden?.data ? garden.data.seeds.filter((seed) => seed.fate === "fossilized").length : null;
   const who = run.controller ? `The controller ${run.controller}` : "A controller";
@@ -138,7 +137,7 @@ function depthTiles(run) {
   const compute = latest(run, "epochs", "compute");
   const stacks = run === main() ? garden?.data?.stacks ?? [] : [];
   if (!isNumber(compute) || !stacks.length) return [];
-  const awake = stacks.map(({ blocks, spans }) => `${spans[spans.length - 1][2]} of ${blocks}`);
+  const awake = stacks.map(({ awake, blocks }) => `${awake} of ${blocks}`);
   return [["Blocks awake", [...new Set(awake)].join(", ")], ["Training FLOPs", share(compute), "of the static network's"]];
 }
 
