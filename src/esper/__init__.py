@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from esper.nissa.folder import read_manifest
     from esper.nissa.reader import open_run
     from esper.simic.rewards import register_reward
-    from esper.simic.training.train import Trained, train
+    from esper.simic.training.recorded import Trained
+    from esper.simic.training.train import train
     from esper.tamiyo.controllers import Tamiyo, register_controller
     from esper.utils.manifest import Manifest
 
@@ -100,7 +101,8 @@ _HOMES = {
     "esper.lab.population.population": ("Population",),
     "esper.nissa.folder": ("read_manifest",),
     "esper.growth.grow": ("grow",),
-    "esper.simic.training.train": ("Trained", "train"),
+    "esper.simic.training.recorded": ("Trained",),
+    "esper.simic.training.train": ("train",),
     "esper.simic.rewards": ("register_reward",),
     "esper.tamiyo.controllers": ("Tamiyo", "register_controller"),
     "esper.lab.tasks": ("register_task",),

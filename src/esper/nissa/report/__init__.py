@@ -11,7 +11,6 @@ from typing import Any
 from esper.leyline.errors import EsperError
 from esper.leyline.records import ModuleRecord, RunSummary, copy_fields, seeds_at_end, stacks_at_end
 from esper.nissa.database import ANSWER_S, StoreError
-from esper.nissa.listing import describe_run
 from esper.nissa.reader import StoredRun, open_run, read_history
 from esper.nissa.report.growing import render_report
 from esper.nissa.report.page import About, group_alarms, write_report
@@ -162,7 +161,7 @@ def _about(run: StoredRun, info: RunRow) -> About:
     return copy_fields(
         About,
         info,
-        state=describe_run(run.folder).state,
+        state=run.entry.state,
         planned=info.epochs if info.kind == "grow" else info.rounds,
         resumes=info.resumes or 0,
         counts=counts,

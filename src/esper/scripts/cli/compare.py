@@ -21,7 +21,6 @@ from esper.leyline.records import (
 )
 from esper.nissa.columns import storable_text
 from esper.nissa.folder import RunFolder
-from esper.nissa.listing import describe_run
 from esper.nissa.reader import open_run, read_history
 from esper.scripts.cli.main import Parser
 from esper.scripts.cli.output import (
@@ -49,13 +48,12 @@ def read_training(folder: str) -> dict[str, Any]:
 
     path = Path(folder)
     with open_run(path) as stored:
-        summary = summarize_training(stored)
-    return {
-        **summary,
-        "run": folder,
-        "state": describe_run(path).state,
-        "settings": flat_settings(RunFolder(path).read_config()),
-    }
+        return {
+            **summarize_training(stored),
+            "run": folder,
+            "state": stored.entry.state,
+            "settings": flat_settings(RunFolder(path).read_config()),
+        }
 
 
 def differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -188,7 +186,7 @@ def read_side(folder: str) -> Side:
     with open_run(folder) as stored:
         info = stored.info
         history = read_history(stored)
-        state = describe_run(stored.folder).state
+        state = stored.entry.state
     last = history[-1] if history else None
     depth = None if last is None else last.depth
     is_over = state == "finished"

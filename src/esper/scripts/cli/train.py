@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
         with view, naming_resume(again):
             is_done = training.carry_out(view.show, lambda: bool(stopped))
         if is_done:
-            document = training.finish()
+            document = training.finish().summary
     if not is_done:
         return interrupted(again, f" in round {round_number(trainer.round)}")
     return answer(options.json, document, lambda: print_trained(out_console(), document))

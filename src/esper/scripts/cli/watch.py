@@ -54,9 +54,9 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"{folder} cannot be watched: {entry.note}")
     with _view_of(entry, console) as view:
         while True:
-            # Asked before the look, so that the last look comes after the last write.
-            entry = describe_run(folder)
             with open_run(folder) as stored:
+                # Asked before the look, so that the last look comes after the last write.
+                entry = stored.entry
                 view.update(stored)
             if entry.state != "running":
                 break

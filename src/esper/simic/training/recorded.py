@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,24 @@ from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.controllers.policy_file import CHECKPOINT_POLICY, Policy, find_policy, save_policy
 from esper.utils.manifest import restoring
 from esper.utils.settings import SettingChanges, change_settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What `esper.train` leaves behind."""
+
+    folder: Path
+    """The run folder."""
+    policy: Path
+    """The best policy: a controller for `esper.grow`."""
+    report: Path
+    """The page to read."""
+    rounds: int
+    """Rounds that were played."""
+    last_round: Mapping[str, Any]
+    """Figures of the last round, such as `return_mean` and `gain_mean`, as the store has them."""
+    summary: Mapping[str, Any]
+    """The beginning and the end of the run in comparison, as in `summary.json`."""
 
 
 class TrainingRun(RecordedRun[Progress]):
@@ -136,14 +154,22 @@ class TrainingRun(RecordedRun[Progress]):
         self.store.finish("interrupted")
         return f"in round {round_number(self.trainer.round)}, step {self.trainer.step}"
 
-    def finish(self) -> dict[str, Any]:
-        """Write what a finished run leaves behind; return its summary."""
+    def finish(self) -> Trained:
+        """Write the report and the summary of a finished run."""
         record_end(self.store, self.trainer)
         with open_run(self.folder.path) as stored:
             report = write_run_report(stored)
             summary = {**summarize_training(stored), "report": str(report)}
+            last_round = stored.rows("rounds")[-1]
         self.folder.finish(summary)
-        return summary
+        return Trained(
+            folder=self.folder.path,
+            policy=Path(summary["policy"]),
+            report=report,
+            rounds=summary["rounds"],
+            last_round=last_round,
+            summary=summary,
+        )
 
     def close(self) -> None:
         """Free the rows and close the store."""

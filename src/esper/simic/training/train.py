@@ -8,40 +8,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from esper.leyline.errors import ConfigError, UsageError, reason_of
 from esper.nissa.folder import SETTINGS, RunFolder, Which
-from esper.nissa.reader import open_run
 from esper.nissa.recorded import carry_out_or_raise
 from esper.nissa.sinks import DEFAULT_SINKS, Sink
 from esper.simic.training.config import TrainConfig, get_recipe
 from esper.simic.training.progress import Progress
-from esper.simic.training.recorded import read_run_config, resume_training, start_training
+from esper.simic.training.recorded import (
+    Trained,
+    read_run_config,
+    resume_training,
+    start_training,
+)
 from esper.utils.process import choose_device
 from esper.utils.settings import change_settings, read_document
 
 DEFAULT_RECIPE = "digits"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """What `esper.train` leaves behind."""
-
-    folder: Path
-    """The run folder."""
-    policy: Path
-    """The best policy: a controller for `esper.grow`."""
-    report: Path
-    """The page to read."""
-    rounds: int
-    """Rounds that were played."""
-    last_round: Mapping[str, Any]
-    """Figures of the last round, such as `return_mean` and `gain_mean`, as the store has them."""
-    summary: Mapping[str, Any]
-    """The beginning and the end of the run in comparison, as in `summary.json`."""
 
 
 def train(
@@ -98,17 +83,7 @@ def train(
         )
     with run:
         carry_out_or_raise(run, on_progress)
-        summary = run.finish()
-    with open_run(folder.path) as stored:
-        rows = stored.rows("rounds")
-    return Trained(
-        folder=folder.path,
-        policy=Path(summary["policy"]),
-        report=Path(summary["report"]),
-        rounds=summary["rounds"],
-        last_round=rows[-1],
-        summary=summary,
-    )
+        return run.finish()
 
 
 def resolve_recipe(recipe: str, settings: Mapping[str, Any]) -> TrainConfig:
