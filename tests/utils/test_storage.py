@@ -235,9 +235,8 @@ def test_an_older_layout_says_who_can_read_it(tmp_path: Path) -> None:
     path = tmp_path / "state" / MANIFEST_FILE
     path.write_text(json.dumps({"format": "esper-state", "layout": 1, "esper": "0.1.0"}))
     line = refusal(path.parent)
-    assert (
-        "saved by an older Esper (layout 1, this one reads 2); use it with that one (0.1.0)" in line
-    )
+    assert "saved by an older Esper (layout 1, this one reads 2)" in line
+    assert "(0.1.0)" in line
 
 
 class Bomb:

@@ -1,8 +1,7 @@
-"""What a saved state says of itself, readable without PyTorch.
+"""The manifest of a saved state, readable without PyTorch.
 
-A saved state (`leyline.storage`) is a folder of three files. `manifest.json` is the one to read
-first: what the state is and of which version, what software saved it when, and the size and the
-checksum of the other two.
+A saved state (`utils.storage`) is a folder of three files. `manifest.json` says what the state is
+and of which version, which software saved it and when, and the size and checksum of the other two.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ MANIFEST_FILE = "manifest.json"
 _FORMAT = "esper-state"
 _MOST_MANIFEST = 2**24
 _LAYOUT = 2
-"""Version of the three files themselves; a kind of state has its own version beside it."""
+"""Version of the three files; each kind of state has a version of its own besides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a saved state is, without what it holds."""
+    """The description of a saved state, without its content."""
 
     path: Path
     """The folder of the state."""
@@ -44,13 +43,13 @@ class Manifest:
     created: datetime
     """When it was saved, in UTC."""
     software: Mapping[str, str]
-    """What saved it: the versions of esper, python and torch."""
+    """Versions of esper, python and torch that saved it."""
     sizes: Mapping[str, int]
     """Bytes of every file."""
     checksums: Mapping[str, str]
     """SHA-256 of every file."""
     meta: Mapping[str, Any]
-    """What else whoever saved it wrote down."""
+    """Further plain data."""
 
     @property
     def size(self) -> int:
@@ -59,16 +58,16 @@ class Manifest:
 
     @property
     def epoch(self) -> int | None:
-        """Epochs a growing run had done; None for anything else."""
+        """Epochs done by a growing run; None for other states."""
         return self.meta.get("epoch")
 
     @property
     def round(self) -> int | None:
-        """Rounds a training run had done; None for anything else."""
+        """Rounds done by a training run; None for other states."""
         return self.meta.get("round")
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain data for programs."""
+        """Return the manifest as plain data."""
         return {
             "path": str(self.path),
             "kind": self.kind,
@@ -86,17 +85,17 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return what the state in a folder says of itself; its other files are not looked at.
+    """Return the manifest of the state in a folder; its other files are not read.
 
     Raises:
-        CheckpointError: There is no saved state, its manifest is damaged, or another version of
-            Esper laid it out.
+        CheckpointError: There is no saved state, its manifest is damaged, or it has the layout of
+            another version of Esper.
     """
     return read_folder(Path(folder), parse_manifest)
 
 
 def refuse_other(manifest: Manifest, kind: str, version: int) -> None:
-    """Raise where a state is not of the kind and the version that the caller reads."""
+    """Raise if a state is not of this kind and version."""
     place, found = manifest.path, manifest.version
     if manifest.kind != kind:
         raise CheckpointError(
@@ -119,7 +118,7 @@ def refuse_other(manifest: Manifest, kind: str, version: int) -> None:
 def write_manifest(
     files: Mapping[str, bytes], *, kind: str, version: int, software: Mapping[str, str], meta: Any
 ) -> bytes:
-    """Return the content of a manifest; `meta` is plain data as `storage` encodes it."""
+    """Return the content of a manifest; `meta` is plain data, encoded by `storage.encode`."""
     manifest: dict[str, Any] = {
         "format": _FORMAT,
         "layout": _LAYOUT,
@@ -138,7 +137,7 @@ def write_manifest(
 
 
 def parse_manifest(place: Path) -> Manifest:
-    """Return the manifest in a folder that nobody is writing."""
+    """Return the manifest in a folder that no process is writing."""
     if not os.path.exists(place):
         raise CheckpointError(f"there is no saved state at {place}; check the path")
     if not place.is_dir():
@@ -185,9 +184,9 @@ T = TypeVar("T")
 
 
 def _typed(entry: Any, name: str, kind: type[T]) -> T:
-    """Return one field of a manifest, or raise where it is not what a manifest has there."""
+    """Return one field of a manifest, or raise if it has another type."""
     value = entry[name]
-    # Of this type itself: True is a whole number of another kind.
+    # Not isinstance: True is an int too.
     if type(value) is not kind:
         raise TypeError(f"{name} is {type(value).__name__}, not {kind.__name__}")
     return value
@@ -207,32 +206,27 @@ def _refuse_layout(place: Path, found: Mapping[str, Any]) -> None:
     layout = found.get("layout")
     if not isinstance(layout, int) or layout == _LAYOUT:
         return
-    if layout > _LAYOUT:
-        raise CheckpointError(
-            f"{place} was saved by a newer Esper (layout {layout}, this one reads {_LAYOUT})"
-            "; update Esper"
-        )
+    older = f"use it with that version ({found.get('esper', 'unknown')}), or save it again"
+    age, advice = ("a newer", "update Esper") if layout > _LAYOUT else ("an older", older)
     raise CheckpointError(
-        f"{place} was saved by an older Esper (layout {layout}, this one reads {_LAYOUT}); "
-        f"use it with that one ({found.get('esper', 'unknown')}), or make it anew"
+        f"{place} was saved by {age} Esper (layout {layout}, this one reads {_LAYOUT}); {advice}"
     )
 
 
 def read_checked(manifest: Manifest, name: str) -> bytes:
-    """Return the content of a file after comparing it with its size and its checksum."""
+    """Return the content of a file after checking its size and its checksum."""
     place = manifest.path
     size, checksum = manifest.sizes.get(name, 0), manifest.checksums.get(name)
-    # The size first: a file that is not what was saved may be of any length.
+    # The size comes first: a damaged file may be too large to read.
     try:
         found = (place / name).stat().st_size
     except (FileNotFoundError, NotADirectoryError):
-        # Looked for once: a save may move the folder between two looks.
         raise damaged(place, f"{name} is missing") from None
     if found != size:
         raise damaged(place, f"{name} has {found} bytes instead of {size}")
     free = available_bytes()
     if free is not None and size > free:
-        # Asking for it would end the process where the system promises more than it has.
+        # Where the system overcommits memory, reading it would kill the process.
         raise CheckpointError(
             f"{place / name} has {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory "
             "are free; load it on a machine with more, or use another copy of it"
@@ -244,7 +238,7 @@ def read_checked(manifest: Manifest, name: str) -> bytes:
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Return a file's content, at most so many bytes of it."""
+    """Return the content of a file, at most `most` bytes of it, or raise a CheckpointError."""
     try:
         return read_regular(path, most)
     except MemoryError:
@@ -263,35 +257,35 @@ def manifest_checksum(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).hexdigest()
 
 
-_UNFIT = (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
-"""What is raised where a state does not fit what it is put into."""
+UNFIT = (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
+"""Errors that Python and PyTorch raise when a state does not fit the object it is loaded into."""
 
 
 @contextmanager
 def restoring(place: Path | str) -> Iterator[None]:
-    """Within the block a state is put back; where it does not fit, that is one line.
+    """Turn errors while a state is loaded into a CheckpointError of one line.
 
-    Checksums say that a state is as it was saved, not that it is one of this kind of object.
+    A state with correct checksums may still not fit the object it is loaded into.
     """
     try:
         yield
     except EsperError:
         raise
-    except _UNFIT as error:
+    except UNFIT as error:
         if "out of memory" in str(error):
-            raise  # nothing is wrong with the state
+            raise  # the state is not at fault
         reason = f"{type(error).__name__}: {error}"[:300]
         raise damaged(place, f"what it holds does not fit ({reason})") from error
 
 
 def damaged(place: Path | str, what: str) -> CheckpointError:
-    """Return the error for a saved state that is not as it was saved."""
+    """Return the error for a damaged state."""
     line = " ".join(what.split())
     return CheckpointError(f"the saved state {place} is damaged: {line}; use another copy of it")
 
 
 Leaf = Callable[[str, str], Any]
-"""Returns the tensor of a mark (`$tensor` or `$complex`) and a name, or raises ValueError."""
+"""Function that returns the tensor of a mark (`$tensor` or `$complex`) and a name."""
 
 
 def _no_tensor(mark: str, name: str) -> Any:
@@ -299,7 +293,7 @@ def _no_tensor(mark: str, name: str) -> Any:
 
 
 def decode(node: Any, leaf: Leaf) -> Any:
-    """Undo `storage.encode`; anything it would not have written raises ValueError."""
+    """Undo `storage.encode`; raise ValueError for anything that it does not write."""
     if isinstance(node, list):
         return [decode(child, leaf) for child in node]
     if not isinstance(node, dict):
@@ -322,7 +316,7 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(data: bytes) -> Any:
-    """Undo `to_json`; anything else raises ValueError."""
+    """Undo `to_json`; raise ValueError for anything else, NaN included."""
 
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is not JSON")

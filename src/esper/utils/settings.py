@@ -1,7 +1,7 @@
-"""Settings by dotted key, as in `ppo.clip=0.1`: read, applied, and compared.
+"""Settings files, and settings by dotted key, as in `ppo.clip=0.1`.
 
-What a run was started with is a nested configuration; a person changes one value of it, by `--set`
-or in the file. Both commands that can be continued use these functions.
+A run is started with a nested configuration, of which a user changes single values by `--set` or in
+the file. `esper train --resume` and `esper grow --resume` both use these functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from esper.leyline.config import Config
 from esper.leyline.errors import ConfigError, UsageError, instead, reason_of
 from esper.utils.files import read_regular
 
-# ---- Plain data out of the YAML and JSON that people write: settings, recipes, schedules, `--set`
+# ---- Plain data from YAML and JSON that users write: settings, recipes, schedules, `--set`
 
 
 MOST_BYTES = 2**18
@@ -32,11 +32,11 @@ _TRUTH = "tag:yaml.org,2002:bool"
 
 
 def read_document(path: Path) -> Any:
-    """Return the plain data in a file: JSON by its ending, else YAML.
+    """Return the plain data in a file: JSON if its name ends so, else YAML.
 
     Raises:
-        OSError: It cannot be read, or is no file.
-        ConfigError: It is no such text, or more than anybody would write.
+        OSError: It cannot be read, or is no regular file.
+        ConfigError: It is not valid, or larger than the limits above.
     """
     data = read_regular(path, MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -49,10 +49,10 @@ def read_document(path: Path) -> Any:
 
 
 def read_named(path: str | Path, what: str) -> Any:
-    """Return the plain data in a file that somebody named; `what` it should hold is for messages.
+    """Return the plain data in a file that the user named; `what` it holds is for messages.
 
     Raises:
-        UsageError: One line says why it cannot be read.
+        UsageError: It cannot be read.
     """
     try:
         return read_document(Path(path))
@@ -67,14 +67,16 @@ def parse_document(text: str, form: Literal["yaml", "json"] = "yaml") -> Any:
     """Return the plain data in a text.
 
     Raises:
-        ConfigError: It is not valid, or holds more or other things than plain data.
+        ConfigError: It is not valid, too large, or not plain data.
     """
     try:
         data = json.loads(text) if form == "json" else _parse_yaml(text)
-    # Not only their own errors: a date, a number or a tag that is none ends in KeyError,
-    # IndexError, AttributeError, ValueError or RecursionError, as the parser happens to go.
+    # Bad dates, numbers and tags raise KeyError, IndexError, AttributeError, ValueError or
+    # RecursionError in the parsers, not only their own errors.
     except Exception as error:
-        raise ConfigError(f"not valid {form.upper()}: {_reason(error)}") from None
+        deep = isinstance(error, RecursionError)
+        reason = "it is nested too deeply" if deep else reason_of(error)[:_LONGEST_REASON]
+        raise ConfigError(f"not valid {form.upper()}: {reason}") from None
     _check_plain(data)
     return data
 
@@ -87,9 +89,9 @@ def _parse_yaml(text: str) -> Any:
 
 @cache
 def _loader() -> Any:
-    """Return PyYAML's safe loader with the truth values of YAML 1.2: true and false alone.
+    """Return PyYAML's safe loader with the booleans of YAML 1.2: only true and false.
 
-    YAML 1.1 also reads on, off, yes and no as such, and `off` is the name of a choice here.
+    In YAML 1.1 on, off, yes and no are booleans too, and `off` is the value of some settings here.
     """
     import yaml
 
@@ -106,7 +108,7 @@ def _loader() -> Any:
 
 
 def _check_plain(data: Any) -> None:
-    """Refuse what is not plain, endless, or enormous once its references are followed."""
+    """Raise if data is not plain, or too large or too deep once YAML references are followed."""
     entries = 0
     waiting = [(data, 0)]
     while waiting:
@@ -133,19 +135,12 @@ def _check_plain(data: Any) -> None:
             )
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    line = reason_of(error)
-    return line[:_LONGEST_REASON] or type(error).__name__
-
-
 C = TypeVar("C", bound=Config)
 
 
 @dataclass(frozen=True, slots=True)
 class SettingChanges:
-    """What is different about a run that is continued."""
+    """Changes of settings between a saved run and its continuation."""
 
     settings: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     """By dotted key: the value before and the value now."""
@@ -162,9 +157,9 @@ class SettingChanges:
 
 
 def parse_settings(settings: Sequence[str], example: str = "ppo.clip=0.1") -> dict[str, Any]:
-    """Return settings by dotted key from texts 'KEY=VALUE'; values are read as YAML.
+    """Return settings by dotted key from texts 'KEY=VALUE'; values are parsed as YAML.
 
-    `example` is shown where a text is none.
+    `example` is part of the error message.
     """
     found = {}
     for setting in settings:
@@ -181,7 +176,7 @@ def parse_settings(settings: Sequence[str], example: str = "ppo.clip=0.1") -> di
 
 
 def split_settings(text: str) -> list[str]:
-    """Return the settings of a text that separates them by commas outside of brackets."""
+    """Split a text at commas outside of brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "[{(") - (character in "]})")
@@ -193,12 +188,12 @@ def split_settings(text: str) -> list[str]:
 
 
 def change_settings(config: C, settings: Mapping[str, Any]) -> C:
-    """Return a configuration with some settings changed, all at once: their order is nobody's.
+    """Return a configuration with some settings changed, all at once.
 
     Args:
         config: what to start from.
         settings: values by dotted key, as in {'ppo.exploration.sparse_entropy': 0.05}; a mapping
-            changes some of a nested configuration, as in {'ppo': {'clip': 0.1}}.
+            changes some fields of a nested configuration, as in {'ppo': {'clip': 0.1}}.
     """
     changed: C = _change(config, [(key.split("."), value, key) for key, value in settings.items()])
     return changed
@@ -218,7 +213,7 @@ def flat_settings(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 def changed_settings(
     before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return what is not the same in two nested settings: by dotted key, both values."""
+    """Return the differences of two nested settings: both values by dotted key."""
     old, new = flat_settings(before), flat_settings(now)
     return {
         key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)
@@ -226,7 +221,7 @@ def changed_settings(
 
 
 def is_within(key: str, names: Sequence[str]) -> bool:
-    """Return whether a dotted key is one of these, or a part of one."""
+    """Return whether a dotted key is one of `names`, or lies within one."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
@@ -235,7 +230,7 @@ _Change: TypeAlias = tuple[Sequence[str], Any, str]
 
 
 def _change(config: C, changes: Sequence[_Change]) -> C:
-    """Return a configuration with fields of it, and of those within it, replaced."""
+    """Return a configuration with some of its fields, also nested ones, replaced."""
     fields: dict[str, Any] = {}
     within: dict[str, list[_Change]] = {}
     for path, value, key in changes:

@@ -1,8 +1,8 @@
-"""The one on-disk form of every saved state: a folder with a tree of plain data and tensors.
+"""The on-disk format of every saved state: a folder with a tree of plain data and tensors.
 
 A saved state is a folder of three files: `tensors.safetensors` holds the tensors, `tree.json` the
-nesting around them, `manifest.json` says what it is and carries the checksums. Nothing in it is
-ever executed. A save is complete or did not happen (`leyline.files`).
+nesting around them, `manifest.json` the kind, the version and the checksums. Nothing in it is ever
+executed, and it is written atomically (`utils.files`).
 
 The tree stays readable JSON: dicts are objects, lists are lists. What JSON does not know is an
 object with one key that starts with "$": `$tensor` and `$complex` name a tensor, `$float` is a
@@ -38,16 +38,16 @@ from esper.utils.manifest import (
 )
 from esper.utils.process import software_versions
 
-# ---- Whether a saved tree has the form that it must have: names, kinds, shapes, and legal values
+# ---- Checks of a loaded tree: names, types, shapes and ranges
 
 
 def check_like(found: Any, expected: Any, name: str) -> None:
-    """Refuse a tree that has other names, kinds, or tensors of other shapes than another one.
+    """Raise unless a tree has the same names, types and shapes as another one.
 
     Args:
-        found: what was read: mappings, tensors, numbers and texts.
-        expected: a tree of the right form, with whatever values.
-        name: what it is, for the message.
+        found: the loaded tree of mappings, tensors, numbers and text.
+        expected: a tree of the right form; its values do not matter.
+        name: its name in the message.
     """
     if isinstance(expected, Mapping):
         _need(isinstance(found, Mapping), name, "a mapping", found)
@@ -70,7 +70,7 @@ def check_like(found: Any, expected: Any, name: str) -> None:
 
 
 def check_tensors(found: Any, name: str) -> dict[str, Tensor]:
-    """Return tensors by name, or refuse what is something else."""
+    """Return a mapping of names to tensors, or raise if it is something else."""
     _need(isinstance(found, Mapping), name, "a mapping of tensors", found)
     for key, value in found.items():
         _need(
@@ -80,14 +80,14 @@ def check_tensors(found: Any, name: str) -> dict[str, Tensor]:
 
 
 def check_count(found: Any, name: str) -> int:
-    """Return a whole number of at least 0, or refuse what is something else."""
+    """Return a whole number of at least 0, or raise if it is something else."""
     _need(type(found) is int and 0 <= found < 2**63, name, "a whole number from 0", found)
     number: int = found
     return number
 
 
 def check_range(found: Tensor, low: float, high: float, name: str) -> None:
-    """Refuse a tensor with a value outside of a range, or that is no number."""
+    """Raise if a tensor has a value outside a range, or NaN."""
     if not bool(((found >= low) & (found <= high)).all()):
         raise _damaged(f"{name} has values outside of {low:g} to {high:g}")
 
@@ -104,26 +104,11 @@ def _damaged(what: str) -> CheckpointError:
 _MAX_DEPTH = 100
 _MAX_INT_BITS = 4096
 
-_DTYPES = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    }
+_DTYPES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64"),
 )
-"""What the tensor file can hold; complex numbers are written as pairs of these."""
+"""Types that safetensors can hold; complex numbers are written as pairs of these."""
 
 
 def save_tree(
@@ -134,16 +119,15 @@ def save_tree(
     version: int,
     meta: Mapping[str, Any] | None = None,
 ) -> None:
-    """Save a tree of plain data and tensors as a folder, replacing an earlier state atomically.
+    """Save a tree of plain data and tensors as a folder, atomically replacing an earlier state.
 
     Args:
-        folder: Where to save; parents are created. It must not exist, be empty, or hold a state
-            that this function saved: anything else is refused, never deleted.
-        tree: Dicts with text keys, lists, tuples (read back as lists), text, numbers, booleans,
-            None and dense tensors of any device, nested at will.
-        kind: What is saved, such as "garden"; `load_tree` asks for the same.
+        folder: Where to save; parents are created. A folder that holds other files is refused.
+        tree: Nested dicts with text keys, lists, tuples (loaded as lists), text, numbers,
+            booleans, None and dense tensors of any device.
+        kind: What is saved, such as "garden"; `load_tree` takes the same.
         version: Version of this kind's tree.
-        meta: Plain data about the state, readable in the manifest without its tensors.
+        meta: Plain data for the manifest, readable without the tensors.
 
     Raises:
         UsageError: The tree holds something that cannot be saved.
@@ -171,16 +155,16 @@ def save_tree(
 def load_tree(
     folder: Path, *, kind: str, version: int, device: torch.device | str = "cpu"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the tree and the meta data that `save_tree` wrote, or refuse with the reason.
+    """Return the tree and the meta data that `save_tree` wrote.
 
     Args:
         folder: A folder that `save_tree` wrote.
         kind: What it must hold.
         version: The version of this kind that the caller understands.
-        device: Where the tensors go.
+        device: Device of the tensors.
 
     Raises:
-        CheckpointError: It is missing, damaged, foreign, of another kind or another version.
+        CheckpointError: It is missing, damaged, no saved state, of another kind or version.
     """
     return read_folder(folder, lambda place: _read_state(place, kind, version, device))
 
@@ -212,10 +196,7 @@ def _read_state(
 
 
 def encode(value: Any, where: str, tensors: dict[str, Tensor] | None, depth: int = 0) -> Any:
-    """Return `value` as strict JSON data; tensors go into `tensors` under the name of their place.
-
-    What JSON does not know is an object with one key that starts with "$".
-    """
+    """Return `value` as strict JSON data; tensors go into `tensors` under their path."""
     if depth > _MAX_DEPTH:
         raise UsageError(
             f"{where[:80]}... is nested deeper than {_MAX_DEPTH} levels or contains itself; "
@@ -261,20 +242,20 @@ def _encode_tensor(tensor: Tensor, where: str, tensors: dict[str, Tensor] | None
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     if plain.is_complex():
         plain = torch.view_as_real(plain)
-    if plain.dtype not in _DTYPES:
-        known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _DTYPES))
+    if str(plain.dtype).removeprefix("torch.") not in _DTYPES:
+        known = ", ".join(sorted(_DTYPES))
         raise UsageError(f"{where} has the type {tensor.dtype}, which cannot be saved; use {known}")
     tensors[where] = plain.contiguous()
     return {"$complex" if tensor.is_complex() else "$tensor": where}
 
 
 def _escape(key: str) -> str:
-    """Return a key as a part of a tensor's name: ASCII, and no two places share a name."""
+    """Return a key as a part of a tensor's name: in ASCII, and different for different keys."""
     return key.replace("~", "~0").replace("/", "~1").encode("unicode_escape").decode("ascii")
 
 
 def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with a storage each; the format does not know shared ones."""
+    """Return the tensors with one storage each; safetensors cannot hold shared ones."""
     seen: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():

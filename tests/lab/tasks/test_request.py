@@ -222,7 +222,7 @@ def test_a_run_folder_of_the_old_format_is_refused_in_one_line(tmp_path: Path) -
     latest.mkdir(parents=True)
     manifest = {"format": "esper-state", "layout": 1, "kind": "growing run", "esper": "0.1.0"}
     (latest / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=r"saved by an older Esper .*use it with that one"):
+    with pytest.raises(CheckpointError, match=r"saved by an older Esper"):
         read_settings(folder)
 
 
