@@ -23,7 +23,7 @@ from esper.kasmina.contribution import Estimate, standard_error
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.placement import place_nothing
 from esper.kasmina.state import SlotState, empty_state
-from esper.leyline.errors import UsageError, told_of
+from esper.leyline.errors import UsageError, describe_exception
 from esper.leyline.reasons import format_score, is_loss
 from esper.leyline.records import DecisionRecord, EpochRecord, RunSummary, depth_decision
 from esper.leyline.stages import SeedStage
@@ -61,7 +61,7 @@ class Recipe:
         try:
             return cls(_copied(request, memo))
         except Exception as error:  # a model of somebody's own may refuse in any way
-            return cls(request, told_of(error))
+            return cls(request, describe_exception(error))
 
     def again(self) -> GrowRequest:
         """Return the request with a model to train from the beginning.

@@ -1,9 +1,8 @@
-"""Typed, frozen, validated configuration: the one source of every default.
+"""Typed, frozen, validated configurations: the only place where defaults are written.
 
-A configuration is a frozen keyword-only dataclass that derives from `Config`, with each field
-declared by `option(default, "one sentence", ...)`. Construction checks types and ranges;
-`from_mapping` also refuses unknown keys. Every refusal is one line with the field, the value and
-what is allowed. Only the standard library is used.
+A configuration is a frozen keyword-only dataclass that derives from `Config`. Each field is declared
+by `option(default, "one sentence", ...)`. The constructor checks types and ranges; `from_mapping`
+also refuses unknown keys. Every error is one line with the field, the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Config:
         return dataclasses.replace(self, **changes)
 
     def changed(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed, and with it whatever must always agree."""
+        """Return a copy with some fields changed; a subclass may change dependent fields too."""
         return self.replace(**changes)
 
     @classmethod
@@ -124,7 +123,7 @@ def plain_value(value: Any) -> Any:
 
 
 def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
-    """Return in words what a field takes: its declared type, and the range of its numbers."""
+    """Return the type and the range of a field in words."""
     allowed = _range_words(limits)
     return f"{_words(hint)}, {allowed}" if allowed else _words(hint)
 
@@ -155,7 +154,7 @@ def _check(where: str, value: Any, hint: Any) -> Any:
         wrong = isinstance(value, bool) or not isinstance(value, int)
         value = value if wrong else int(value)
         if not wrong and value.bit_length() > 63:
-            # Not the number itself: Python refuses to write out one of thousands of digits.
+            # The number itself is not in the message: Python cannot print thousands of digits.
             raise ConfigError(f"{where} must be a whole number of at most 64 bits")
     else:
         wrong = not isinstance(value, hint)
@@ -166,7 +165,7 @@ def _check(where: str, value: Any, hint: Any) -> Any:
 
 def _check_literal(where: str, value: Any, hint: Any) -> Any:
     allowed = typing.get_args(hint)
-    # Of the same type too: True equals 1 but does not mean it.
+    # The type must be the same too, because True equals 1.
     if not any(type(value) is type(member) and value == member for member in allowed):
         raise ConfigError(
             f"{where} must be one of {', '.join(map(repr, allowed))}, got {value!r}"
@@ -182,7 +181,7 @@ def _check_union(where: str, value: Any, hint: Any) -> Any:
     configs = [member for member in members if _is_config(member)]
     if len(configs) == 1 and isinstance(value, Mapping):
         return _check(where, value, configs[0])
-    # A lone list or choice explains itself better than the union does.
+    # The error about a single list or choice is better than the one about the union.
     if len(members) == 1 and typing.get_origin(members[0]) is not None:
         return _check(where, value, members[0])
     for member in members:

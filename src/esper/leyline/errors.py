@@ -1,8 +1,8 @@
-"""What can go wrong, one class per kind of mistake.
+"""Errors and warnings, one class per kind of mistake.
 
-Every message is one line that says what was wrong and what would be right. The command line
-turns any `EsperError` into that line and an exit code; everything else is a bug and keeps its
-traceback. Each class is also the built-in exception a caller would expect.
+Every message is one line that says what is wrong and what would be right. The command line prints
+that line for any `EsperError`; any other exception is a bug and keeps its traceback. Each class also
+derives from the built-in exception that a caller would expect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EsperError(Exception):
 
 
 class UsageError(EsperError, ValueError):
-    """The request itself was wrong: an unknown name, a bad combination of options."""
+    """The request was wrong: an unknown name, a bad combination of options."""
 
 
 class ConfigError(UsageError):
@@ -43,7 +43,7 @@ class MissingExtraError(UsageError, ImportError):
 
 
 class SlotError(UsageError):
-    """A slot cannot be placed there, or an activation at a slot is not what it was."""
+    """A slot cannot be placed there, or the activation at a slot has changed its form."""
 
 
 class DataError(EsperError, OSError):
@@ -51,7 +51,7 @@ class DataError(EsperError, OSError):
 
 
 class CheckpointError(EsperError, OSError):
-    """A saved state is missing, damaged or belongs to something else."""
+    """A saved state is missing, damaged or of another kind."""
 
 
 class NonFiniteError(EsperError, ArithmeticError):
@@ -59,7 +59,7 @@ class NonFiniteError(EsperError, ArithmeticError):
 
 
 class OwnCodeError(EsperError, RuntimeError):
-    """A model, a loss or a loader of the caller's own failed while it was used."""
+    """A model, a loss or a loader of the user failed."""
 
 
 class EmptyMaskError(EsperError, ValueError):
@@ -68,7 +68,7 @@ class EmptyMaskError(EsperError, ValueError):
 
 @contextmanager
 def needing(what: str, extra: str) -> Iterator[None]:
-    """Name the extra that something needs where an import fails because it is not installed."""
+    """Turn an ImportError within the block into one that names the extra to install."""
     try:
         yield
     except ImportError as error:
@@ -78,25 +78,27 @@ def needing(what: str, extra: str) -> Iterator[None]:
 
 
 class EsperWarning(UserWarning):
-    """Something works, but not as well as the caller may think."""
+    """Something works, but not as well as the user may think."""
 
 
 _MOST_NAMED = 50
 
-_INSIDE = ("esper", "torch", "contextlib")
-"""Packages between the line that a warning is about and the one that warns."""
+_SKIPPED_PACKAGES = ("esper", "torch", "contextlib")
+"""Packages between the user's line and the call of `warn`."""
 
 
 def warn(message: str) -> None:
-    """Warn at the line of a user's own code from which all this was called."""
+    """Issue an EsperWarning at the line of the user's code that called Esper."""
     depth, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+    while (
+        frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _SKIPPED_PACKAGES
+    ):
         depth, frame = depth + 1, frame.f_back
     warnings.warn(message, EsperWarning, stacklevel=depth)
 
 
 def reason_of(error: object) -> str:
-    """Return what an error says in one line, or its kind where it says nothing."""
+    """Return the message of an error in one line, or its class if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -106,19 +108,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def instead(name: object, known: Iterable[str], told: str = "known:") -> str:
-    """Return what follows an unknown name in a message: the closest one, and what there is."""
+def instead(name: object, known: Iterable[str], intro: str = "known:") -> str:
+    """Return the end of a message about an unknown name: the closest name, and all known ones."""
     names = list(known)
     shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
-    return f"{nearest(str(name), names) or ';'} {told} {shown or 'none'}"
+    return f"{nearest(str(name), names) or ';'} {intro} {shown or 'none'}"
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Return the error for a name that is not known, naming the closest and all known ones."""
+    """Return the error for an unknown name, with the closest and all known ones."""
     return UnknownNameError(f"unknown {kind} {name!r}{instead(name, sorted(known))}")
 
 
-# ---- What somebody's own model, loss or loader raises, in one line that says where and what to do
+# ---- Exceptions from a user's model, loss or loader, in one line with the place and advice
 
 
 _LONGEST = 300
@@ -147,9 +149,9 @@ _ADVICE = (
         "use a smaller batch size",
     ),
 )
-"""What helps against errors that PyTorch words as if everybody knew."""
+"""Advice for common errors of PyTorch, by pattern."""
 
-_NOT_THEIRS = tuple(
+_NOT_USERS = tuple(
     str(path)
     for path in (
         Path(__file__).parents[1],
@@ -163,35 +165,32 @@ _NOT_THEIRS = tuple(
 def explaining(
     problem: str | Callable[[], str], kind: type[EsperError] = UsageError
 ) -> Iterator[None]:
-    """Turn what somebody's own code raises into one line.
+    """Turn exceptions of a user's code into an error of one line.
 
     Args:
-        problem: what could not be done, or a function that says it.
-        kind: what is raised instead.
+        problem: what could not be done, or a function that returns it.
+        kind: class of the error.
     """
     try:
         yield
     except (EsperError, Warning):
         raise
     except Exception as error:
-        told = problem if isinstance(problem, str) else problem()
-        raise kind(f"{told}: {told_of(error)}") from error
+        what = problem if isinstance(problem, str) else problem()
+        raise kind(f"{what}: {describe_exception(error)}") from error
 
 
-def told_of(error: Exception) -> str:
-    """Return an exception in a line: its kind, its words, where it came from, what helps."""
-    words = reason_of(error)
-    shown = words if len(words) <= _LONGEST else f"{words[:_LONGEST]} …"
-    place = _place_of(error)
-    advice = next((text for pattern, text in _ADVICE if re.search(pattern, words)), None)
-    told = f"{type(error).__name__}: {shown}" if shown else type(error).__name__
-    told += "" if place is None else f" ({place})"
-    return told if advice is None else f"{told}; {advice}"
+def describe_exception(error: Exception) -> str:
+    """Return an exception in one line: its class, its message, its place in user code, advice."""
+    message = reason_of(error)
+    shown = message if len(message) <= _LONGEST else f"{message[:_LONGEST]} …"
+    advice = next((f"; {text}" for pattern, text in _ADVICE if re.search(pattern, message)), "")
+    return f"{type(error).__name__}: {shown}{_place_of(error)}{advice}"
 
 
-def _place_of(error: Exception) -> str | None:
-    """Return the last line that is neither ours nor a library's, None where there is none."""
+def _place_of(error: Exception) -> str:
+    """Return the last line of user code in the traceback, empty if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((*_NOT_THEIRS, "<")):
-            return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
-    return None
+        if not frame.filename.startswith((*_NOT_USERS, "<")):
+            return f" ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"
+    return ""

@@ -1,6 +1,6 @@
-"""What happened in a run, as plain records: written while it runs, read by reports.
+"""Records of what happened in a run: written while it runs, read by reports.
 
-Absent values are None, never 0. Every record turns into plain data and back.
+Absent values are None, never 0. Records can be turned into plain data and back.
 """
 
 from __future__ import annotations
@@ -11,69 +11,71 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     T = TypeVar("T", bound=DataclassInstance)
 
+_type_hints = functools.cache(typing.get_type_hints)
+
 
 def copy_fields(kind: type[T], source: object, /, **given: Any) -> T:
-    """Return a record of another kind about the same thing.
+    """Return a record of another class with the fields that both have.
 
-    Fields of the same name are taken over from `source`, those `given` come first, and what
-    `source` does not have keeps its default.
+    Values in `given` replace those of `source`. Fields that are in neither keep their default.
     """
     shared = {
-        name: getattr(source, name)
-        for name in _field_names(kind)
-        if name not in given and hasattr(source, name)
+        field.name: getattr(source, field.name)
+        for field in dataclasses.fields(kind)
+        if field.name not in given and hasattr(source, field.name)
     }
     return kind(**shared, **given)
 
 
-@functools.cache
-def _field_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
-
-
-def _checked(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return a record of values that were saved.
+def _read(value: Any, hint: Any, where: str) -> Any:
+    """Return a value of plain data in its declared type.
 
     Raises:
-        TypeError: A value is missing, unknown, or not of its field's type.
+        TypeError: A value is missing, unknown, or has another type.
     """
-    allowed = _field_types(kind)
-    for name, value in values.items():
-        if name in allowed and not isinstance(value, allowed[name]):
-            raise TypeError(f"{name} of a {kind.__name__} is a {type(value).__name__}")
-    return kind(**values)
-
-
-@functools.cache
-def _field_types(kind: type[DataclassInstance]) -> dict[str, tuple[type, ...]]:
-    """Return which types the value of every field may have."""
-    found = {}
-    for name, hint in typing.get_type_hints(kind).items():
-        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        allowed = tuple(typing.get_origin(option) or option for option in options)
-        # A whole number is a number too.
-        found[name] = (*allowed, int) if float in allowed else allowed
-    return found
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if dataclasses.is_dataclass(option) and isinstance(value, Mapping):
+            kind: Any = option
+            hints = _type_hints(kind)
+            fields = {
+                name: _read(item, hints.get(name, object), f"{name} of a {kind.__name__}")
+                for name, item in value.items()
+            }
+            return kind(**fields)
+        if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
+            return tuple(_read(item, typing.get_args(option)[0], where) for item in value)
+    # A whole number is a number too.
+    allowed = (*options, int) if float in options else options
+    if not isinstance(value, tuple(option for option in allowed if isinstance(option, type))):
+        raise TypeError(f"{where} is a {type(value).__name__}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Base of records that are nothing but plain data."""
+    """Base of records that consist of plain data."""
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return it as dicts, lists and numbers."""
+        """Return the record as dicts, lists and numbers."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild what `to_mapping` returned."""
+        record: Self = _read(data, cls, cls.__name__)
+        return record
 
 
 DEEPEN = "DEEPEN"
-"""The op of a decision by which blocks wake; no controller of seeds takes it."""
+"""The op of a decision that wakes blocks; controllers of seeds never take it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,7 @@ class SlotRecord:
     epochs_in_stage: int
     age: int
     contribution: float | None
-    """Points that the network would lose now without the seed; not what the seed has brought."""
+    """Points that the network would lose now without the seed, which is not what it has gained."""
     contribution_se: float | None
 
 
@@ -112,12 +114,12 @@ class DecisionRecord:
     outcome: str
     """done, gate_failed or illegal."""
     reason: str
-    """Why it had no effect; of a WAIT or a PRUNE that had, why the controller chose it; of a DEEPEN
-    how many blocks woke when."""
+    """Why the decision had no effect; for a WAIT or a PRUNE that had one, why the controller chose
+    it; for a DEEPEN, how many blocks woke when."""
 
     @property
     def is_act(self) -> bool:
-        """Whether something was done, and not only waited for or tried."""
+        """Whether the decision changed the network."""
         return self.op != "WAIT" and self.outcome == "done"
 
 
@@ -133,19 +135,19 @@ class StackRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepeningRecord:
-    """Blocks of one stack that woke, or were to wake."""
+    """Blocks of one stack that woke, or a refused attempt to wake them."""
 
     stack: str
     before: int
     """Blocks awake before."""
     after: int
-    """Blocks awake from then on; where it was refused, what was asked for."""
+    """Blocks awake from then on; if it was refused, the number asked for."""
     step: int
     """Optimizer steps done by then."""
     outcome: str
     """done or illegal."""
     reason: str
-    """What happened when, and by which rule, in words; where it was refused, why."""
+    """What happened when, and by which rule; if it was refused, why."""
 
     @property
     def decision(self) -> DecisionRecord:
@@ -156,7 +158,7 @@ class DeepeningRecord:
 def depth_decision(
     op: str, stack: str | None = None, outcome: str = "done", reason: str = ""
 ) -> DecisionRecord:
-    """Return a decision about the blocks of a stack; what seeds are decided by is None."""
+    """Return a decision about the blocks of a stack; the fields about seeds are None."""
     arguments = (field.name for field in dataclasses.fields(DecisionRecord))
     given = {"op": op, "slot": stack, "outcome": outcome, "reason": reason}
     return DecisionRecord(**{**dict.fromkeys(arguments), **given})  # type: ignore[arg-type]
@@ -164,17 +166,17 @@ def depth_decision(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthRecord:
-    """How deep a network that is deepened was when an epoch was measured, and what that took."""
+    """Depth of a network when an epoch was measured, and the FLOPs spent so far."""
 
     step: int
     """Optimizer steps done."""
     flops: float
     """Training FLOPs spent so far, forward and backward."""
     static_flops: float
-    """What the same steps would have taken with all blocks awake."""
+    """FLOPs of the same steps with all blocks awake."""
     stacks: tuple[StackRecord, ...]
     deepenings: tuple[DeepeningRecord, ...] = ()
-    """In this epoch, or decided at its end."""
+    """Those of this epoch, or decided at its end."""
 
     @property
     def awake(self) -> dict[str, int]:
@@ -184,7 +186,7 @@ class DepthRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord(Plain):
-    """One epoch: what was measured, and what was decided on it."""
+    """One epoch: its measurements, and the decision made on them."""
 
     epoch: int
     """Epochs done, starting at 1."""
@@ -204,38 +206,21 @@ class EpochRecord(Plain):
     """None after the last epoch, when the controller only observes."""
     seconds: float
     rollback: str | None = None
-    """Why the network went back to its last good state in this epoch: not_finite, lobotomy or
-    divergence; None where it did not."""
+    """Why the network was rolled back to its last good state in this epoch: not_finite, lobotomy
+    or divergence; None if it was not."""
     statistics_samples: int = 0
-    """Training samples that running statistics (BatchNorm) were taken from anew before the epoch
-    was measured; 0 where they were not."""
+    """Training samples that BatchNorm statistics were recomputed from before the epoch was
+    measured; 0 if they were not."""
     depth: DepthRecord | None = None
-    """None where no blocks sleep and wake."""
+    """None for a network that is not deepened."""
 
     @property
     def decisions(self) -> tuple[DecisionRecord, ...]:
-        """What was decided: one thing at most, but for blocks, which may wake more than once."""
+        """The decisions of this epoch: at most one, or every deepening."""
         woken = () if self.depth is None else self.depth.deepenings
         if woken:
             return tuple(each.decision for each in woken)
         return () if self.decision is None else (self.decision,)
-
-    @classmethod
-    def from_mapping(cls, data: Mapping[str, Any]) -> EpochRecord:
-        """Rebuild what `to_mapping` returned."""
-        slots = tuple(_checked(SlotRecord, slot) for slot in data["slots"])
-        told = data["decision"]
-        decision = None if told is None else _checked(DecisionRecord, told)
-        depth = _depth_from(data.get("depth"))
-        return _checked(cls, {**data, "slots": slots, "decision": decision, "depth": depth})
-
-
-def _depth_from(data: Mapping[str, Any] | None) -> DepthRecord | None:
-    if data is None:
-        return None
-    stacks = tuple(_checked(StackRecord, stack) for stack in data["stacks"])
-    woken = tuple(_checked(DeepeningRecord, one) for one in data["deepenings"])
-    return _checked(DepthRecord, {**data, "stacks": stacks, "deepenings": woken})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,8 +234,8 @@ class SeedRecord:
     ended: int | None
     """Epoch of its fossilization or removal, None while it lives."""
     fate: str
-    """fossilized, pruned, dropped (in the network that is kept it has no effect yet, or is not
-    there yet), or the stage it is in."""
+    """fossilized, pruned, dropped (in the network that is kept it has no effect, or does not exist
+    yet), or the name of its stage."""
     parameters: int
     flops: int
     """Operations per sample."""
@@ -260,13 +245,13 @@ class SeedRecord:
 
     @property
     def has_no_effect(self) -> bool:
-        """Whether its contribution is 0 ± 0 points: no sample is answered differently."""
+        """Whether its contribution is 0 ± 0 points: no prediction changes without it."""
         return self.contribution == 0 and self.contribution_se == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary(Plain):
-    """How a growing run ended."""
+    """The result of a growing run."""
 
     task: str
     controller: str
@@ -284,33 +269,32 @@ class RunSummary(Plain):
     seeds: tuple[SeedRecord, ...]
     seconds: float
     kept_epoch: int
-    """The epoch whose network is the result, and whose `val_score` this is."""
+    """The epoch whose network is the result; `val_score` is that of this epoch."""
     twin_kept_epoch: int | None = None
-    """The same of the twin, where one ran."""
+    """The same for the twin, if one ran."""
     stopped: str = ""
-    """Why the run ended before its last epoch; empty where it did not."""
+    """Why the run ended before its last epoch; empty if it did not."""
     chance_loss: float | None = None
-    """Loss of a network that only guesses; None where nobody knows."""
+    """Loss of a network that only guesses; None if it is not known."""
     stacks: tuple[StackRecord, ...] = ()
-    """Of a network that was deepened: its stacks, as the result has them."""
+    """The stacks of a deepened network, as the result has them."""
     training_flops: float | None = None
-    """Training FLOPs of the whole run, where a network was deepened."""
+    """Training FLOPs of the whole run, for a deepened network."""
     static_flops: float | None = None
-    """What its steps would have taken with all blocks awake."""
+    """FLOPs of the same steps with all blocks awake."""
 
 
 class SeedLives:
-    """The lives of all seeds of a run, followed from one epoch to the next."""
+    """Builds the records of all seeds of a run, epoch by epoch."""
 
     def __init__(self) -> None:
-        """Begin before the first epoch."""
         self._lives: list[dict[str, Any]] = []
         self._open: dict[str, dict[str, Any]] = {}
         self._before: int | None = None
 
     def follow(self, record: EpochRecord) -> None:
-        """Take in the next epoch."""
-        # What an epoch shows was decided after the one before it.
+        """Add the next epoch."""
+        # Changes that an epoch shows were decided after the epoch before it.
         decided = record.epoch if self._before is None else self._before
         self._before = record.epoch
         for slot in record.slots:
@@ -344,12 +328,12 @@ class SeedLives:
                 life["ended"] = decided
 
     def records(self) -> tuple[SeedRecord, ...]:
-        """Return every life so far, in the order of germination."""
+        """Return a record of every seed so far, in the order of germination."""
         return tuple(SeedRecord(**life) for life in self._lives)
 
 
 def seed_records(history: Iterable[EpochRecord]) -> tuple[SeedRecord, ...]:
-    """Return the life of every seed, read off the epochs of a run in order."""
+    """Return a record of every seed from the epochs of a run."""
     lives = SeedLives()
     for record in history:
         lives.follow(record)
@@ -359,9 +343,9 @@ def seed_records(history: Iterable[EpochRecord]) -> tuple[SeedRecord, ...]:
 def seeds_at_end(
     history: Sequence[EpochRecord], kept_epoch: int | None = None
 ) -> tuple[SeedRecord, ...]:
-    """Return the life of every seed of a run that is over, as the network that is kept has it.
+    """Return a record of every seed of a finished run, as of the network that is kept.
 
-    What was still inert then, or came later, is dropped, and so is what was held without effect.
+    A seed that was inert in that network, was HOLDING without effect, or came later is `dropped`.
 
     Args:
         history: all epochs of the run.
@@ -371,7 +355,7 @@ def seeds_at_end(
     kept = last if kept_epoch is None else kept_epoch
     lives = seed_records(history)
     then = seed_records(record for record in history if record.epoch <= kept)
-    # Lives are told in the order in which they began.
+    # Both are in the order of germination.
     ended = (*then, *lives[len(then) :])
     return tuple(
         dataclasses.replace(seed, fate="dropped", ended=last)
@@ -384,7 +368,7 @@ def seeds_at_end(
 
 
 def kept_record(history: Sequence[EpochRecord], kept_epoch: int | None = None) -> EpochRecord:
-    """Return the epoch whose network is kept, or the nearest before it that is told of."""
+    """Return the record of the epoch whose network is kept, or the last one before it."""
     past = [one for one in history if kept_epoch is None or one.epoch <= kept_epoch]
     return past[-1] if past else history[0]
 
@@ -392,27 +376,27 @@ def kept_record(history: Sequence[EpochRecord], kept_epoch: int | None = None) -
 def stacks_at_end(
     history: Sequence[EpochRecord], kept_epoch: int | None = None
 ) -> tuple[StackRecord, ...]:
-    """Return the stacks of a network that was deepened as the network that is kept has them."""
+    """Return the stacks of a deepened network in the epoch that is kept."""
     depth = kept_record(history, kept_epoch).depth if history else None
     return () if depth is None else depth.stacks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeRecord:
-    """The best that a network was at one of its sizes."""
+    """The best epoch of a network at one of its sizes."""
 
     parameters: int
-    """Of the host and of every seed whose output reached it."""
+    """Parameters of the host and of every seed that affects its output."""
     flops: int
-    """Operations of one sample's forward pass, likewise."""
+    """Operations of their forward pass of one sample."""
     val_score: float
     epoch: int
 
 
 def best_by_size(history: Sequence[EpochRecord]) -> tuple[SizeRecord, ...]:
-    """Return the best validation score of every size a network had, the smallest first.
+    """Return the best validation score at every size a network had, the smallest first.
 
-    A seed that learns in isolation changes no output yet, so that it is not counted.
+    A seed that trains in isolation changes no output yet and is not counted.
     """
     best: dict[tuple[int, int], SizeRecord] = {}
     for record in history:
@@ -445,20 +429,8 @@ class ModuleRecord(Plain):
     parameters: int
     """Trainable parameters that no other part counts."""
     shape: tuple[int, ...] | None
-    """Shape of its output for one sample; None where that is not one tensor."""
+    """Shape of its output for one sample; None if the output is not one tensor."""
     slots: tuple[str, ...]
-
-    @classmethod
-    def from_mapping(cls, data: Mapping[str, Any]) -> ModuleRecord:
-        """Rebuild what `to_mapping` returned."""
-        shape = data["shape"]
-        return cls(
-            path=str(data["path"]),
-            kind=str(data["kind"]),
-            parameters=int(data["parameters"]),
-            shape=None if shape is None else tuple(int(size) for size in shape),
-            slots=tuple(str(slot) for slot in data["slots"]),
-        )
 
 
 def decisions_of(history: Sequence[EpochRecord]) -> list[tuple[int, DecisionRecord]]:

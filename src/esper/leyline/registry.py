@@ -1,8 +1,7 @@
-"""Things that are found by their name: plug-ins of every kind, and what packages offer.
+"""Registries of plug-ins by name, and lazy imports of the names of a package.
 
 A plug-in is registered once, under a lower_snake name, usually by a decorator. Third parties add
-theirs through the entry-point group `esper.<kind>s` without touching this package; the group is
-read the first time a name is looked up.
+theirs through the entry-point group `esper.<kind>s`, which is read when a name is first looked up.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
 
 class Registry(Generic[T]):
-    """Names to plug-ins of one kind, in order of registration."""
+    """The plug-ins of one kind by name, in order of registration."""
 
     def __init__(self, kind: str, group: str | None = None) -> None:
         """Create an empty registry.
@@ -81,7 +80,7 @@ class Registry(Generic[T]):
             return
         self._discovered = True
         for point in entry_points(group=self.group):
-            # Foreign code: one that fails must not take every other plug-in with it.
+            # One plug-in that fails must not disable the others.
             try:
                 point.load()
             except Exception as error:
@@ -95,13 +94,13 @@ class Registry(Generic[T]):
 
 
 def find_in(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package whose names are looked up when they are first used.
+    """Return the `__getattr__` of a package that imports its names when they are first used.
 
-    `esper query` should not wait for PyTorch, nor whoever reads a run for what writes one.
+    Commands such as `esper query` then start without importing PyTorch.
 
     Args:
         package: its name.
-        modules: which names each of its modules defines.
+        modules: the names that each of its modules defines.
     """
     homes = {name: module for module, names in modules.items() for name in names}
 

@@ -28,7 +28,7 @@ from esper.growth.gardener import Gardener, GardenerConfig
 from esper.kasmina.garden import Garden
 from esper.kasmina.saving import read_garden
 from esper.kasmina.slots.probe import call_arguments, evaluating, tensors_in
-from esper.leyline.errors import UsageError, reason_of, told_of, warn
+from esper.leyline.errors import UsageError, describe_exception, reason_of, warn
 from esper.leyline.records import (
     DecisionRecord,
     DeepeningRecord,
@@ -285,7 +285,7 @@ class DepthGardener(Gardener):
         try:
             problem = "it would compute something else" * (not _same(before, self._outputs()))
         except Exception as error:
-            problem = told_of(error)
+            problem = describe_exception(error)
         if problem:
             put_back()
             warn(_KEPT.format(problem))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from esper.growth.depth.blocks import Output, learn_output
 from esper.kasmina.calls import Call, has_residual_path, is_plain, watch
 from esper.kasmina.slots.probe import call_arguments, shapes_of, tensors_in
-from esper.leyline.errors import UsageError, told_of
+from esper.leyline.errors import UsageError, describe_exception
 from esper.utils.randomness import drawing
 
 # ---- Which blocks of a list are alike, and in which period their kinds repeat
@@ -175,7 +175,7 @@ def find_by_example(model: nn.Module, example: Any) -> Found:
         return find(model, args, kwargs)
     except Exception as error:
         raise UsageError(
-            f"the model cannot take the example {shapes_of(example)}: {told_of(error)}; give one "
+            f"the model cannot take the example {shapes_of(example)}: {describe_exception(error)}; give one "
             "batch as the model is called with it"
         ) from error
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.leyline.errors import UsageError, told_of
+from esper.leyline.errors import UsageError, describe_exception
 from esper.utils.randomness import drawing
 
 SAMPLES = 4
@@ -173,7 +173,7 @@ def refuse_failed(seen: Seen, example: Any) -> None:
     if seen.error is None:
         return
     raise UsageError(
-        f"the model cannot take the example {shapes_of(example)}: {told_of(seen.error)}; give one "
+        f"the model cannot take the example {shapes_of(example)}: {describe_exception(seen.error)}; give one "
         "batch of inputs as the model is called with: a tensor, a tuple of arguments or a dict"
     ) from seen.error
 
