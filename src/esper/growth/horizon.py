@@ -20,7 +20,7 @@ from esper.leyline.controller import (
     ControllerContext,
     GrowthLimits,
     Limited,
-    is_strange,
+    is_too_short,
     pace,
     shortened,
 )
@@ -129,7 +129,7 @@ def startup_warning(
     if not isinstance(controller, LearnedController):
         return None
     learned = controller.policy.horizon
-    if is_strange(horizon, learned):
+    if is_too_short(horizon, learned):
         return (
             f"{horizon} epochs may be too few to grow in: the controller has learned in runs of "
             f"{learned} or more, and may act too late for a seed to be blended in; train for "

@@ -1,8 +1,9 @@
 """Typed, frozen, validated configurations: the only place where defaults are written.
 
-A configuration is a frozen keyword-only dataclass that derives from `Config`. Each field is declared
-by `option(default, "one sentence", ...)`. The constructor checks types and ranges; `from_mapping`
-also refuses unknown keys. Every error is one line with the field, the value and what is allowed.
+A configuration is a frozen keyword-only dataclass that derives from `Config`. Each field is
+declared by `option(default, "one sentence", ...)`. The constructor checks types and ranges;
+`from_mapping` also refuses unknown keys. Every error is one line with the field, the value and what
+is allowed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one protocol every controller implements, learned or not."""
+"""The controller protocol, and the constants of controllers."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.slots import BUILTIN_BLUEPRINTS, BlueprintKind, kinds_of
 
-# ---- Durations that are meant for a run of 60 epochs or more, fitted into a shorter one
+# ---- Durations are written for runs of 60 epochs or more, and scaled down for shorter ones
 
 
 REFERENCE_HORIZON = 60
-"""Epochs of a run in which durations are as they are written."""
+"""Epochs from which on durations are not scaled down."""
 
 
 CALM_SHARE = 0.5
-"""In a run of less than this share of the shortest that a policy learned in, it has to hurry."""
+"""A policy hurries in runs shorter than this share of the shortest runs it was trained on."""
 
 LEAST_SHARE = 0.3
-"""A run of less than this share of the shortest that a policy learned in is strange to it.
+"""Runs shorter than this share of the shortest runs a policy was trained on are too short for it.
 
-The one that ships learned in 40 epochs or more. In less than 12 it germinates, if at all, too late
-for a seed to be blended in wholly, however it hurries (docs/log.md).
+The shipped policy was trained on 40 epochs or more. In fewer than 12 it germinates too late for a
+seed to be fully blended in, even when it hurries (docs/log.md).
 """
 
 
-def is_strange(horizon: int, learned: int) -> bool:
-    """Return whether a run is much shorter than those that a policy learned in; 0: unknown."""
+def is_too_short(horizon: int, learned: int) -> bool:
+    """Return whether a run is too short for a policy trained on `learned` epochs; 0 is unknown."""
     return horizon < LEAST_SHARE * learned
 
 
 def pace(horizon: int) -> float:
-    """Return how many times as fast a run of this length has to be, 1 for long ones."""
+    """Return the factor by which durations are divided in a run of this length, 1 or more."""
     return max(1.0, REFERENCE_HORIZON / max(1, horizon))
 
 
 def shortened(epochs: int, horizon: int) -> int:
-    """Return a duration in proportion to the run: at least one epoch, and none stays none."""
+    """Return a duration scaled to the run: at least one epoch, but 0 stays 0."""
     return min(epochs, max(1, round(epochs / pace(horizon))))
 
 
@@ -83,7 +83,7 @@ PROBABILITY_FLOOR_PER_HEAD = {head: constants[3] for head, constants in _PER_HEA
 
 @runtime_checkable
 class Controller(Protocol):
-    """Decides, once per epoch and row, what to grow."""
+    """Decides what to grow, once per epoch and row."""
 
     def reset(self, rows: int, device: torch.device | str) -> None:
         """Forget everything and prepare for `rows` rows."""
@@ -100,13 +100,13 @@ class Controller(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthLimits:
-    """Most that a network may grow to, in units of its host's; None where there is no limit."""
+    """Largest size of a grown network as a multiple of its host's; None is no limit."""
 
     parameters: float | None = None
     flops: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no network could be within."""
+        """Refuse limits below the host itself."""
         for name in ("parameters", "flops"):
             limit = getattr(self, name)
             if limit is not None and not 1.0 <= limit < math.inf:
@@ -115,32 +115,32 @@ class GrowthLimits:
 
 @runtime_checkable
 class Limited(Protocol):
-    """A controller that learned under limits on growth, and knows nothing of life without them."""
+    """A controller that was trained under limits on growth."""
 
     @property
     def limits(self) -> GrowthLimits:
-        """Return what holds where nobody says otherwise."""
+        """Return the limits that apply unless the user sets others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerContext:
-    """What a controller may know about the place it will work in when it is built."""
+    """What a controller is built for: slots, blueprints, and the seed of the run."""
 
     slot_names: tuple[str, ...]
     """Name of every slot, in action order."""
     blueprint_names: tuple[str, ...] = field(default=BUILTIN_BLUEPRINTS)
     """Name of every blueprint at the index that is its id."""
     blueprint_kinds: tuple[BlueprintKind, ...] = ()
-    """Their kinds; by default what is known by name, and 'other' for the rest."""
+    """Their kinds; by default those of built-in blueprints, and 'other' for the rest."""
     copies: tuple[str, ...] = ()
-    """Blueprints whose seeds are copies of the host's blocks; kind and cost do not tell that."""
+    """Blueprints whose seeds are copies of the host's blocks."""
     seed: int = 0
-    """Seed of the run, for controllers that draw."""
+    """Seed of the run, for controllers that draw random numbers."""
     inert_epochs: int = 0
-    """Epochs that a new seed lives through before it can be blended in; 0 where nobody knows."""
+    """Epochs before a new seed can be blended in; 0 if not known."""
 
     def __post_init__(self) -> None:
-        """Refuse kinds of other blueprints."""
+        """Check that there is one kind for every blueprint."""
         if self.blueprint_kinds and len(self.blueprint_kinds) != len(self.blueprint_names):
             raise UsageError(
                 f"{len(self.blueprint_names)} blueprints need as many kinds, "
@@ -148,7 +148,7 @@ class ControllerContext:
             )
 
     def find_blueprints(self, names: Sequence[str]) -> list[int]:
-        """Return the ids of blueprints, or raise where one is not known."""
+        """Return the ids of blueprints by name, or raise if one is not known."""
         for name in names:
             if name not in self.blueprint_names:
                 raise unknown_name("blueprint", name, self.blueprint_names)

@@ -1,8 +1,8 @@
 """Errors and warnings, one class per kind of mistake.
 
 Every message is one line that says what is wrong and what would be right. The command line prints
-that line for any `EsperError`; any other exception is a bug and keeps its traceback. Each class also
-derives from the built-in exception that a caller would expect.
+that line for any `EsperError`; any other exception is a bug and keeps its traceback. Each class
+also derives from the built-in exception that a caller would expect.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A run in words: why a controller waits or prunes, what went wrong, records and figures.
-
-A decision's reason begins with one of these, so that a run's reasons can be counted.
-"""
+"""Text about runs: why a controller waits or prunes, why nothing grew, records and figures."""
 
 from __future__ import annotations
 
@@ -27,7 +24,10 @@ from esper.leyline.stages import SeedStage
 
 
 class Why(StrEnum):
-    """Why nothing was germinated, or why a seed was pruned."""
+    """Why nothing was germinated, or why a seed was pruned.
+
+    The reason of a decision begins with one of these, so that the reasons of a run can be counted.
+    """
 
     NOT_SETTLED = "the network had not settled yet"
     NO_PLATEAU = "its score was still improving"
@@ -37,7 +37,7 @@ class Why(StrEnum):
     FULL = "no slot could take a seed"
     DEVELOPING = "a seed was developing"
     LEARNED = "it expected nothing from a seed"
-    STRANGE = "the run is much shorter than those it has learned in"
+    SHORT_RUN = "the run is much shorter than those it has learned in"
     HARM = "it did harm"
     RANSOM = "the network had only come to depend on it"
     WORTHLESS = "it was worth too little"
@@ -51,7 +51,7 @@ ADVICE: dict[Why, str] = {
     Why.FULL: "raise the limits (max_growth=3.0, max_seeds, max_parameters, max_added_flops; where "
     "there are none, a learned controller keeps its own) or name more slots",
     Why.LEARNED: "train for more epochs, or let rules decide (controller='heuristic')",
-    Why.STRANGE: "train for more epochs, or let rules decide (controller='heuristic')",
+    Why.SHORT_RUN: "train for more epochs, or let rules decide (controller='heuristic')",
     Why.DEVELOPING: "train for more epochs: the last seed had not been blended in",
 }
 
@@ -60,23 +60,23 @@ _PRUNED = (
     "has all it needs"
 )
 _FEW_EPOCHS = 10
-"""Epochs before which nobody says that a network does not learn."""
+"""A run with fewer epochs is never reported as not learning."""
 _LEARNED = 0.98
 """Share of the loss of guessing below which a network has learned something."""
 _FALLEN = 0.001
-"""Share of its first value by which a loss falls where a network learns anything at all."""
+"""Share of its first value by which the loss of a learning network falls at least."""
 _MARGIN = 0.1
-"""Share of the way from guessing to knowing all that luck may go."""
-_BARELY = 0.9
+"""Share of the way from guessing to a perfect score that counts as luck."""
+_BLENDED = 0.9
 """Share of its amplitude from which a seed counts as blended in."""
 
 
 @runtime_checkable
 class Explaining(Protocol):
-    """A controller that says why it decided as it did."""
+    """A controller that gives reasons for its decisions."""
 
     def reasons(self) -> Sequence[str]:
-        """Return a reason for every row's last decision, empty where there is none to tell."""
+        """Return the reason for every row's last decision, empty where there is none."""
 
 
 def is_grown(seeds: Sequence[SeedRecord]) -> bool:
@@ -85,13 +85,13 @@ def is_grown(seeds: Sequence[SeedRecord]) -> bool:
 
 
 def why_not_learned(history: Sequence[EpochRecord], chance_loss: float | None) -> str:
-    """Return that a network never became better than guessing, in a sentence; empty where it did.
+    """Return a sentence if a network never became better than guessing, else an empty string.
 
-    Where nobody knows what guessing costs, a loss that never fell is told instead.
+    If the loss of guessing is not known, the sentence is about a loss that never fell.
 
     Args:
         history: all epochs of a run.
-        chance_loss: loss of a network that only guesses; None where nobody knows.
+        chance_loss: loss of a network that only guesses; None if it is not known.
     """
     losses = [record.val_loss for record in history if math.isfinite(record.val_loss)]
     if len(losses) < _FEW_EPOCHS:
@@ -106,7 +106,7 @@ def why_not_learned(history: Sequence[EpochRecord], chance_loss: float | None) -
         )
     scores = [record.val_score for record in history]
     guessed = math.exp(-chance_loss)
-    # A network may be sure of wrong answers, and still have learned to give more right ones.
+    # Overconfident wrong answers raise the loss of a network that does learn: look at scores too.
     is_score_of_chance = all(
         is_loss(score) or score <= 100.0 * (guessed + _MARGIN * (1.0 - guessed)) for score in scores
     )
@@ -125,15 +125,15 @@ def why_not_grown(
     stopped: str = "",
     chance_loss: float | None = None,
 ) -> tuple[str, ...]:
-    """Return, for a run at its end, why its network has not learned or grown, or not to the end.
+    """Return sentences on why a network has not learned, not grown, or not finished growing.
 
-    Where something grew and nothing is left on its way there is nothing to tell.
+    There are none if something grew and no seed is half blended in.
 
     Args:
-        history: all epochs of the run.
+        history: all epochs of a finished run.
         kept_epoch: the epoch whose network is kept; the last by default.
-        stopped: why the run ended before its last epoch; empty where it did not.
-        chance_loss: loss of a network that only guesses; None where nobody knows.
+        stopped: why the run ended before its last epoch; empty if it did not.
+        chance_loss: loss of a network that only guesses; None if it is not known.
     """
     if not history:
         return ()
@@ -144,17 +144,17 @@ def why_not_grown(
     slots = kept_record(history, kept_epoch).slots
     held = {slot.name for slot in slots if slot.stage == SeedStage.HOLDING.name}
     idle = [s for s in seeds if s.fate == "dropped" and s.has_no_effect and s.slot in held]
-    first = [why_not_learned(history, chance_loss)]
-    first += [
+    not_learned = why_not_learned(history, chance_loss)
+    no_effect = [
         f"{_named(seed)} made no difference (a contribution of 0 ± 0 points), and was dropped."
         for seed in idle
     ]
-    told = tuple(line for line in first if line)
-    return (*told, *_why_not_grown(history, seeds, idle, kept_epoch, stopped))
+    not_grown = _why_not_grown(history, seeds, idle, kept_epoch, stopped)
+    return tuple(filter(None, (not_learned, *no_effect, *not_grown)))
 
 
 def _why_not_deep(history: Sequence[EpochRecord], kept_epoch: int | None, stopped: str) -> str:
-    """Return why the network that is kept has fewer blocks than were to wake; empty otherwise."""
+    """Return why the network that is kept has fewer blocks awake than planned, if it has."""
     last = history[-1].epoch
     stacks, at_end = stacks_at_end(history, kept_epoch), stacks_at_end(history)
     now = format_stacks(stacks)
@@ -184,13 +184,19 @@ def _why_not_grown(
     kept_epoch: int | None,
     stopped: str,
 ) -> tuple[str, ...]:
-    early = _tell_stopped(history[-1], stopped) if stopped else ()
+    early = _stopped_lines(history[-1], stopped) if stopped else ()
     if is_grown(seeds):
-        return (*early, *_tell_unfinished(history, kept_epoch))
+        return (*early, *_unfinished_lines(history, kept_epoch))
     later = [seed for seed in seeds_at_end(history) if seed.fate not in ("pruned", "dropped")]
     if later:
-        return (*early, _tell_not_kept(history, kept_epoch, later))
-    lines = [*early, _tell_waiting(history)]
+        names = ", ".join(f"a {seed.blueprint} at {seed.slot}" for seed in later)
+        not_kept = (
+            f"Nothing that grew was kept: the best validation score is that of epoch {kept_epoch}, "
+            f"before {names} had any effect; keep='last' returns the network of epoch "
+            f"{history[-1].epoch}."
+        )
+        return (*early, not_kept)
+    lines = [*early, _waiting_line(history)]
     pruned = [seed for seed in seeds if seed.fate == "pruned"]
     for seed in pruned:
         reason = _reason_of_prune(seed, history)
@@ -209,10 +215,8 @@ def _why_not_grown(
     return (*lines, f"To change that: {advice}.") if advice else tuple(lines)
 
 
-def _tell_unfinished(
-    history: Sequence[EpochRecord], kept_epoch: int | None = None
-) -> tuple[str, ...]:
-    """Return which seeds are on their way into the network in the epoch that is kept."""
+def _unfinished_lines(history: Sequence[EpochRecord], kept_epoch: int | None) -> tuple[str, ...]:
+    """Return which seeds are half blended in in the epoch that is kept."""
     kept = kept_record(history, kept_epoch)
     is_last = kept.epoch == history[-1].epoch
     when = "when the run ended" if is_last else f"at epoch {kept.epoch}, whose network is kept"
@@ -220,57 +224,46 @@ def _tell_unfinished(
         f"A {slot.blueprint} at {slot.name} was still being blended in {when}, at "
         f"{slot.alpha / slot.alpha_target:.0%} of its amplitude."
         for slot in kept.slots
-        if slot.stage == SeedStage.BLENDING.name and _is_on_its_way(slot)
+        if slot.stage == SeedStage.BLENDING.name and _is_half_blended(slot)
     ]
     advice = "train for more epochs" if is_last else "train for more epochs, or keep='last'"
     return (*lines, f"To change that: {advice}.") if lines else ()
 
 
-def _tell_not_kept(
-    history: Sequence[EpochRecord], kept_epoch: int | None, later: Sequence[SeedRecord]
-) -> str:
-    """Return that what grew is not part of the network that is kept."""
-    names = ", ".join(f"a {seed.blueprint} at {seed.slot}" for seed in later)
-    return (
-        f"Nothing that grew was kept: the best validation score is that of epoch {kept_epoch}, "
-        f"before {names} had any effect; keep='last' returns the network of epoch "
-        f"{history[-1].epoch}."
-    )
-
-
-def _tell_stopped(last: EpochRecord, stopped: str) -> tuple[str, ...]:
-    """Return which seeds a run that stopped early has left half-way."""
-    ways = {
+def _stopped_lines(last: EpochRecord, stopped: str) -> tuple[str, ...]:
+    """Return which seeds were unfinished when a run stopped early."""
+    states = {
         SeedStage.GERMINATED.name: "had not begun to learn",
         SeedStage.TRAINING.name: "was still learning",
         SeedStage.BLENDING.name: "was still being blended in",
     }
     return tuple(
         f"The run stopped after epoch {last.epoch} ({stopped}), when a {slot.blueprint} at "
-        f"{slot.name} {ways[slot.stage]}."
+        f"{slot.name} {states[slot.stage]}."
         for slot in last.slots
-        if slot.stage in ways and (slot.alpha_target <= 0 or _is_on_its_way(slot))
+        if slot.stage in states and (slot.alpha_target <= 0 or _is_half_blended(slot))
     )
 
 
-def _is_on_its_way(slot: SlotRecord) -> bool:
-    """Return whether a seed is short of the amplitude that it is blended in to."""
-    return slot.alpha < _BARELY * slot.alpha_target
+def _is_half_blended(slot: SlotRecord) -> bool:
+    """Return whether a seed has not reached its target amplitude."""
+    return slot.alpha < _BLENDED * slot.alpha_target
 
 
-def _tell_waiting(history: Sequence[EpochRecord]) -> str:
+def _waiting_line(history: Sequence[EpochRecord]) -> str:
+    """Return how often the controller waited, and why."""
     decisions = [record.decision for record in history if record.decision is not None]
     reasons_given = [one.reason for one in decisions if one.op == "WAIT" and one.reason]
-    # Figures differ from one decision to the next: those of the last are told.
+    # The figures in brackets differ between decisions; those of the last one are shown.
     counts = Counter(reason.partition(" (")[0] for reason in reasons_given)
     last = {reason.partition(" (")[0]: reason for reason in reasons_given}
     waited = sum(decision.op == "WAIT" for decision in decisions)
-    told = f"Nothing grew: the controller waited in {waited} of {len(decisions)} decisions"
+    line = f"Nothing grew: the controller waited in {waited} of {len(decisions)} decisions"
     reasons = [
         f"{count} because {last[why].replace(' (', ' (at last: ' if count > 1 else ' (')}"
         for why, count in counts.most_common()
     ]
-    return f"{told}: {', '.join(reasons)}." if reasons else f"{told}."
+    return f"{line}: {', '.join(reasons)}." if reasons else f"{line}."
 
 
 def _reason_of_prune(seed: SeedRecord, history: Sequence[EpochRecord]) -> str:
@@ -286,7 +279,7 @@ def _reason_of_prune(seed: SeedRecord, history: Sequence[EpochRecord]) -> str:
 
 
 def _refusals(seed: SeedRecord, history: Sequence[EpochRecord]) -> str:
-    """Return how often a gate held a seed back, and what it wanted at last."""
+    """Return how often a gate refused to advance a seed, and its last reason."""
     refused = [
         record.decision.reason
         for record in history
@@ -301,14 +294,9 @@ def _refusals(seed: SeedRecord, history: Sequence[EpochRecord]) -> str:
 
 
 def _advice(history: Sequence[EpochRecord]) -> str | None:
-    counts: Counter[Why] = Counter()
-    for record in history:
-        decision = record.decision
-        if decision is None or decision.op != "WAIT":
-            continue
-        for why in ADVICE:
-            if decision.reason.startswith(why):
-                counts[why] += 1
+    """Return the advice for the most frequent reason to wait."""
+    waits = [one.decision for one in history if one.decision and one.decision.op == "WAIT"]
+    counts = Counter(why for one in waits for why in ADVICE if one.reason.startswith(why))
     return ADVICE[counts.most_common(1)[0][0]] if counts else None
 
 
@@ -316,18 +304,18 @@ def _named(seed: SeedRecord) -> str:
     return f"A {seed.blueprint} at {seed.slot}"
 
 
-# ---- Records and figures in words
+# ---- Records and figures as text
 
 
 _STILL = 0.0005
-"""Change of the loss in an epoch, as a share of it, that counts as none."""
+"""Relative change of the loss per epoch below which it counts as constant."""
 
 
 def describe_progress(losses: Sequence[float], epoch: int, horizon: int) -> str:
-    """Return how the validation loss moves and how long the run still is, in a few words.
+    """Return the trend of the validation loss and the epochs left, as a short text.
 
     Args:
-        losses: of the last epochs, newest last; NaN where not yet there.
+        losses: losses of the last epochs, newest last; NaN where there is none yet.
         epoch: epochs done.
         horizon: epochs of the whole run.
     """
@@ -344,7 +332,7 @@ def describe_progress(losses: Sequence[float], epoch: int, horizon: int) -> str:
 
 
 def epoch_line(record: EpochRecord) -> str:
-    """Return an epoch's metrics in one line; where the score is the loss, that is said once."""
+    """Return the metrics of an epoch in one line; a score that is the loss is shown once."""
     is_of_loss = is_loss(record.val_score)
     parts = [] if is_of_loss else [f"val score {record.val_score:.2f}"]
     parts.append(f"val loss {record.val_loss:{'.4g' if is_of_loss else '.4f'}}")
@@ -359,11 +347,11 @@ def epoch_line(record: EpochRecord) -> str:
 
 
 def format_stacks(stacks: Sequence[StackRecord]) -> str:
-    """Return how many blocks are awake, stack by stack where that differs, in a few words."""
-    told = dict.fromkeys(f"{stack.awake} of {stack.blocks}" for stack in stacks)
-    if len(told) > 1:
-        told = dict.fromkeys(f"{one.name} {one.awake} of {one.blocks}" for one in stacks)
-    return f"{', '.join(told)} blocks"
+    """Return the number of awake blocks, as in '4 of 12 blocks'; by stack if stacks differ."""
+    counts = dict.fromkeys(f"{stack.awake} of {stack.blocks}" for stack in stacks)
+    if len(counts) > 1:
+        counts = dict.fromkeys(f"{one.name} {one.awake} of {one.blocks}" for one in stacks)
+    return f"{', '.join(counts)} blocks"
 
 
 def decision_line(epoch: int, decision: DecisionRecord) -> str:
@@ -376,22 +364,22 @@ def decision_line(epoch: int, decision: DecisionRecord) -> str:
 
 
 def round_number(index: int) -> int:
-    """Return a round as people count it, from 1, like epochs; a store has its index, from 0."""
+    """Return the number of a round as shown to users, from 1; stores count from 0."""
     return index + 1
 
 
 def is_loss(score: float) -> bool:
-    """Return whether a score is a loss with its sign turned, and not an accuracy in points."""
+    """Return whether a score is a negative loss, and not an accuracy in points."""
     return score < 0
 
 
 def format_score(score: float) -> str:
-    """Return a score as people say it: in points, or as the loss it is the negative of."""
+    """Return a score as text: an accuracy in points, or a loss."""
     return f"loss {-score:.4g}" if is_loss(score) else f"{score:.2f}"
 
 
 def format_contribution(value: float, se: float | None = None) -> str:
-    """Return a contribution with its standard error; losses may be far smaller than points."""
+    """Return a contribution with its standard error, with more digits for small ones."""
 
     def figures(number: float, sign: str = "") -> str:
         return f"{number:{sign}.2f}" if abs(number) >= 0.01 or not number else f"{number:{sign}.2g}"
@@ -400,15 +388,15 @@ def format_contribution(value: float, se: float | None = None) -> str:
 
 
 def format_gain(score: float, twin: float) -> str:
-    """Return how far a score is above the twin's, in points, or as a change of the loss."""
+    """Return the difference to the twin's score, in points or as a change of the loss."""
     if is_loss(score) or is_loss(twin):
         return f"loss {twin - score:+.4g}"
     return f"{score - twin:+.2f}"
 
 
 def describe_kept(summary: RunSummary) -> str:
-    """Return in words which epoch's network is the result."""
+    """Return which epoch's network is the result, and why the run stopped early."""
     kept, done = summary.kept_epoch, summary.epochs
     which = "the last" if kept == done else f"the best validated of {done}"
-    told = f"epoch {kept} kept, {which}"
-    return f"{told}; stopped early: {summary.stopped}" if summary.stopped else told
+    early = f"; stopped early: {summary.stopped}" if summary.stopped else ""
+    return f"epoch {kept} kept, {which}{early}"

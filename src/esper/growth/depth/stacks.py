@@ -175,8 +175,8 @@ def find_by_example(model: nn.Module, example: Any) -> Found:
         return find(model, args, kwargs)
     except Exception as error:
         raise UsageError(
-            f"the model cannot take the example {shapes_of(example)}: {describe_exception(error)}; give one "
-            "batch as the model is called with it"
+            f"the model cannot take the example {shapes_of(example)}: "
+            f"{describe_exception(error)}; give one batch as the model is called with it"
         ) from error
 
 

@@ -173,8 +173,9 @@ def refuse_failed(seen: Seen, example: Any) -> None:
     if seen.error is None:
         return
     raise UsageError(
-        f"the model cannot take the example {shapes_of(example)}: {describe_exception(seen.error)}; give one "
-        "batch of inputs as the model is called with: a tensor, a tuple of arguments or a dict"
+        f"the model cannot take the example {shapes_of(example)}: "
+        f"{describe_exception(seen.error)}; give one batch of inputs as the model is called with: a "
+        "tensor, a tuple of arguments or a dict"
     ) from seen.error
 
 

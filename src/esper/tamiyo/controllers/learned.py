@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp, choice_text, head_values
-from esper.leyline.controller import CALM_SHARE, ControllerContext, GrowthLimits, is_strange
+from esper.leyline.controller import CALM_SHARE, ControllerContext, GrowthLimits, is_too_short
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.reasons import Why, describe_progress
 from esper.leyline.records import Plain
@@ -349,8 +349,8 @@ class LearnedController:
         assert self._last is not None
         signals, learned = self._last.signals, self.policy.horizon
         epoch, horizon = int(signals.epoch[row]), int(signals.max_epochs[row])
-        if is_strange(horizon, learned):
-            return f"{Why.STRANGE} ({learned} epochs or more)"
+        if is_too_short(horizon, learned):
+            return f"{Why.SHORT_RUN} ({learned} epochs or more)"
         progress = describe_progress(signals.loss_history[row].tolist(), epoch, horizon)
         return f"{Why.LEARNED} (chance of germinating {100 * chance:.0f} %, {progress})"
 
