@@ -174,8 +174,8 @@ def refuse_failed(seen: Seen, example: Any) -> None:
         return
     raise UsageError(
         f"the model cannot take the example {shapes_of(example)}: "
-        f"{describe_exception(seen.error)}; give one batch of inputs as the model is called with: a "
-        "tensor, a tuple of arguments or a dict"
+        f"{describe_exception(seen.error)}; give one batch of inputs as the model is called with: "
+        "a tensor, a tuple of arguments or a dict"
     ) from seen.error
 
 
