@@ -54,8 +54,7 @@ def grow_one(seed: int, epochs: int = EPOCHS, statistics: bool = True) -> dict[s
         statistics: whether the run takes statistics anew, as it does by default.
     """
     import esper
-    from esper.growth.gardener import GardenerConfig
-    from esper.growth.request import GrowthConfig
+    from esper.growth.config import GardenerConfig, GrowthConfig
     from esper.lab.tasks import get_task
     from esper.lab.tasks.request import FixedBatches, TrainingBatches
     from esper.leyline.errors import EsperWarning

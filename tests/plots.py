@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from esper.growth.gardener import GardenerConfig
-from esper.growth.request import GrowthConfig
+from esper.growth.config import GardenerConfig, GrowthConfig
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.contribution import Contributions, Measured
 from esper.kasmina.engine import Moments, take_samples

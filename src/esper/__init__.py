@@ -14,13 +14,13 @@ from esper.leyline.registry import find_in
 if TYPE_CHECKING:
     from esper.growth.adapters.adapt import Adapt
     from esper.growth.adapters.placement import AdaptConfig
+    from esper.growth.config import GardenerConfig, GrowthConfig
     from esper.growth.depth.deepen import Deepen
     from esper.growth.depth.rules import DeepenConfig
     from esper.growth.depth.stacks import find_stacks
-    from esper.growth.gardener import Gardener, GardenerConfig
+    from esper.growth.gardener import Gardener
     from esper.growth.grow import grow
     from esper.growth.grown import Deepened, Grown
-    from esper.growth.request import GrowthConfig
     from esper.kasmina.blueprints import register_blueprint
     from esper.kasmina.evaluation import evaluate_contributions
     from esper.kasmina.flops import FlopCount, count_flops
@@ -84,9 +84,9 @@ _HOMES = {
     "esper.growth.depth.rules": ("DeepenConfig",),
     "esper.growth.depth.deepen": ("Deepen",),
     "esper.growth.depth.stacks": ("find_stacks",),
-    "esper.growth.gardener": ("Gardener", "GardenerConfig"),
+    "esper.growth.config": ("GardenerConfig", "GrowthConfig"),
+    "esper.growth.gardener": ("Gardener",),
     "esper.growth.grown": ("Deepened", "Grown"),
-    "esper.growth.request": ("GrowthConfig",),
     "esper.kasmina.blueprints": ("register_blueprint",),
     "esper.kasmina.evaluation": ("evaluate_contributions",),
     "esper.kasmina.flops": ("FlopCount", "count_flops"),

@@ -18,8 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from esper.growth.config import GardenerConfig
 from esper.growth.engine import Ranks, topology_hash
-from esper.growth.gardener import Gardener, GardenerConfig
+from esper.growth.gardener import Gardener
 from esper.growth.grow import grow
 from esper.kasmina.garden import Garden
 from esper.leyline.errors import SlotError, UsageError

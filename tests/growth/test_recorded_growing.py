@@ -14,10 +14,9 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.growth.gardener import GardenerConfig
+from esper.growth.config import GardenerConfig, GrowthConfig
 from esper.growth.grow import grow
 from esper.growth.grown import Grown
-from esper.growth.request import GrowthConfig
 from esper.kasmina.garden import load_garden
 from esper.leyline.errors import UsageError
 from esper.leyline.reasons import epoch_line

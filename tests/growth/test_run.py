@@ -15,8 +15,8 @@ from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import update_bn
 
-from esper.growth.gardener import GardenerConfig
-from esper.growth.request import GrowRequest, GrowthConfig
+from esper.growth.config import GardenerConfig, GrowthConfig
+from esper.growth.request import GrowRequest
 from esper.growth.run import GrowthLoop
 from esper.kasmina.lifecycle import GardenConfig
 from esper.kasmina.training import per_sample_classification, rate_factor, seed_rate_factor

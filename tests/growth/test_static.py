@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import esper
-from esper.growth.grown import Grown
-from esper.growth.static import static_warning
+from esper.growth.grown import Grown, static_warning
 from esper.kasmina.contribution import Estimate
 from esper.kasmina.garden import Garden
 from esper.leyline.errors import EsperWarning, UsageError

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.growth.request import GrowthConfig
+from esper.growth.config import GrowthConfig
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import ConfigError, EsperWarning

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
+from esper.growth.config import GrowthConfig
 from esper.growth.gardener import Gardener
-from esper.growth.request import GrowthConfig
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.wrapping import disconnect
 from esper.leyline.actions import LifecycleOp, placeholder_actions

@@ -319,7 +319,7 @@ def too_short(optimizer: Any) -> OneCycleLR:
         ({"optimizer": lambda p: SGD(p, lr=-1)}, "the optimizer cannot be made"),
         ({"optimizer": SGD([nn.Parameter(torch.zeros(1))], 0.1)}, "that are not the model's"),
         ({"scheduler": 3}, "scheduler must be a schedule"),
-        ({"scheduler_every": "batch"}, "is about a scheduler; give one too"),
+        ({"scheduler_every": "batch"}, "needs a scheduler"),
         ({"scheduler_every": "step"}, "unknown scheduler_every 'step'"),
         ({"scheduler": too_short, "scheduler_every": "batch"}, "27 times (9 epochs of 3); give"),
         ({"sinks": ["wandb"]}, "name it by out=..."),

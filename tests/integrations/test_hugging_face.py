@@ -263,7 +263,7 @@ def test_activation_checkpointing(is_reentrant: bool, tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(options: dict[str, Any], problem: str, tmp_path: Path) -> None:
     stacks = {"stacks": options.pop("stacks")} if "stacks" in options else {}
     callback = DeepenCallback(**stacks)
-    with pytest.raises(UsageError, match=r"once trainer\.train\(\) has begun"):
+    with pytest.raises(UsageError, match=r"before trainer\.train\(\)"):
         callback.depth  # noqa: B018
     trainer = trainer_of(make("GPT2LMHeadModel"), callback, tmp_path, **options)
     with pytest.raises(UsageError, match=problem):

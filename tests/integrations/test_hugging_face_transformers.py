@@ -164,9 +164,9 @@ def test_the_trainer_takes_it_for_a_model_of_the_hosts_kind() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"eval_strategy": "no"}, "growth decides whenever the trainer evaluates"),
+        ({"eval_strategy": "no"}, "eval_strategy='epoch'"),
         ({"optimizers": (None, None)}, r"optimizers=\(growing\.optimizer\(torch\.optim\.AdamW"),
-        ({"model": "another"}, r"trains another model; give it growing\.model"),
+        ({"model": "another"}, r"growing\.model"),
     ],
     ids=["evaluation", "optimizer", "model"],
 )
@@ -182,7 +182,7 @@ def test_what_cannot_grow_is_refused(options: dict[str, Any], problem: str, tmp_
 
 def test_a_run_that_is_shorter_than_its_horizon_is_said(tmp_path: Path) -> None:
     growing = GrowingCallback(garden_of(gpt2()), 9, "wait")
-    with pytest.warns(EsperWarning, match="will evaluate 2 times, but the horizon of growth is 9"):
+    with pytest.warns(EsperWarning, match="evaluate 2 times, fewer than the horizon of 9"):
         trainer_of(growing, tmp_path, num_train_epochs=2).train()
 
 

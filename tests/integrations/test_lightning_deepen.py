@@ -119,7 +119,7 @@ def test_batches_that_only_accumulate_are_no_steps() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     deepening = DeepenCallback(stacks=["net.layers"])
-    with pytest.raises(UsageError, match=r"once trainer\.fit\(\.\.\.\) has begun"):
+    with pytest.raises(UsageError, match=r"before trainer\.fit"):
         deepening.depth  # noqa: B018
     with pytest.raises(UsageError, match=r"'net\.layers' cannot be deepened"):
         fit(deepening)

@@ -53,8 +53,7 @@ def open_checkpoint(
         raise UsageError("give the model as an object where checkpoint= names its weights")
     source = model if network is None else checkpoint
     if not isinstance(source, str | os.PathLike):
-        assert network is not None
-        return network, deepen
+        raise UsageError(f"checkpoint= takes a file or a folder, got {type(source).__name__}")
     path = Path(source)
     if not os.path.exists(path):
         raise UsageError(
@@ -191,10 +190,8 @@ class Rewarm:
         self._handles: list[RemovableHandle] = []
 
     @classmethod
-    def of(cls, rewarm: int | float, train: Any, epochs: int) -> Rewarm | None:
+    def of(cls, rewarm: int | float, train: Any, epochs: int) -> Rewarm:
         """Return what `GrowthConfig.rewarm` asks for in a run of this length."""
-        if not rewarm:
-            return None
         if not isinstance(train, Sized):
             raise UsageError(
                 "rewarm needs to know how many steps an epoch has, but train has no length; give "

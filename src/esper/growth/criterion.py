@@ -1,7 +1,8 @@
-"""Losses as their owners have them, made into what growth needs: a loss for every single sample.
+"""The user's loss as growth needs it: one number to train on, and a loss for every sample.
 
-The network is trained on the very number its owner's criterion gives. Contributions are measured
-sample by sample, so beside it there is a loss, and where one can be told a correctness, for each.
+The network is trained on exactly the number that the user's criterion, or the model itself, gives.
+Contributions are measured sample by sample, so every sample also has a loss and, where answers are
+right or wrong, a correctness.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,29 +20,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.kasmina.evaluation import Objective, apply_objective
-from esper.kasmina.slots.probe import map_tensors, shapes_of, tensors_in
+from esper.growth.batches import Batches, Moved, label_of
+from esper.kasmina.evaluation import BatchEvaluator, Objective, apply_objective
+from esper.kasmina.garden import Garden
+from esper.kasmina.slots.probe import call_arguments, map_tensors, shapes_of, tensors_in, trying
 from esper.kasmina.training import OBJECTIVES
-from esper.leyline.errors import UsageError, explaining, unknown_name
+from esper.leyline.errors import OwnCodeError, UsageError, explaining, unknown_name
 
 Loss = str | nn.Module | Callable[..., Any]
 """A name, a criterion of `torch.nn`, or a function of (outputs, targets)."""
 
+OWN = "model"
+"""The name of the loss that the model computes itself."""
+
 _CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
-_CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss, F.multi_margin_loss)
 _LOGITS = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
-_LOGIT_FUNCTIONS = (F.binary_cross_entropy_with_logits, F.multilabel_soft_margin_loss)
-_CHANCES = (nn.BCELoss,)
-_CHANCE_FUNCTIONS = (F.binary_cross_entropy,)
-_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, *_LOGITS, *_CHANCES)
-_ELEMENTWISE_FUNCTIONS = (
-    F.mse_loss,
-    F.l1_loss,
-    F.smooth_l1_loss,
-    F.huber_loss,
-    *_LOGIT_FUNCTIONS,
-    *_CHANCE_FUNCTIONS,
-)
+_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, *_LOGITS)
+_FUNCTIONS: dict[Any, type[nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.nll_loss: nn.NLLLoss,
+    F.multi_margin_loss: nn.MultiMarginLoss,
+    F.mse_loss: nn.MSELoss,
+    F.l1_loss: nn.L1Loss,
+    F.smooth_l1_loss: nn.SmoothL1Loss,
+    F.huber_loss: nn.HuberLoss,
+    F.binary_cross_entropy: nn.BCELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    F.multilabel_soft_margin_loss: nn.MultiLabelSoftMarginLoss,
+}
+"""Functions of `torch.nn.functional`, with the criteria that call them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +126,7 @@ def _make(loss: Loss, outputs: Any, targets: Any) -> Criterion:
                 if name == "classification":
                     refuse_labels(predictions(outputs), targets)
                 return Criterion(partial(_judged, objective), reads_scores=True)
-        raise unknown_name("loss", loss, [*OBJECTIVES, "model"])
+        raise unknown_name("loss", loss, [*OBJECTIVES, OWN])
     if isinstance(loss, type):
         raise UsageError(f"loss is the class {loss.__name__}; make one of it: {loss.__name__}()")
     if not callable(loss):
@@ -177,34 +185,42 @@ def _reduces(loss: Any) -> bool:
 
 
 class _Reducing:
-    """A criterion of `torch.nn`, or one of its functions, that can leave out the reduction."""
+    """A criterion of `torch.nn`, or one of its functions, that can leave out the reduction.
 
-    def __init__(self, loss: Any) -> None:
+    Args:
+        loss: the criterion.
+        arrange: returns scores and targets from (outputs, targets); found by their shapes if None.
+    """
+
+    def __init__(self, loss: Any, arrange: Callable[[Any, Any], Any] | None = None) -> None:
         self._loss = loss
-        self._function = loss
+        self._arrange = arrange or self._aligned
+        self._kind: type = type(loss)
         self._each: Any
-        given: dict[str, Any] = {}
-        while isinstance(self._function, partial):
-            given = {**self._function.keywords, **given}
-            self._function = self._function.func
         if isinstance(loss, nn.Module):
             self._each = copy.copy(loss)
             self._each.reduction = "none"
             self._how = str(loss.reduction)
             self._ignored = getattr(loss, "ignore_index", None)
         else:
+            function: Any = loss
+            given: dict[str, Any] = {}
+            while isinstance(function, partial):
+                given = {**function.keywords, **given}
+                function = function.func
+            self._kind = _FUNCTIONS.get(function, object)
             self._each = partial(loss, reduction="none")
             self._how = str(given.get("reduction", "mean"))
-            default = -100 if self._function in (F.cross_entropy, F.nll_loss) else None
+            default = -100 if function in (F.cross_entropy, F.nll_loss) else None
             self._ignored = given.get("ignore_index", default)
 
     def of_batch(self, outputs: Any, targets: Any) -> Tensor:
-        scores, targets = self._aligned(outputs, targets)
+        scores, targets = self._arrange(outputs, targets)
         loss: Tensor = self._loss(scores, targets)
         return loss.mean() if self._how == "none" else loss
 
     def per_sample(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
-        scores, targets = self._aligned(outputs, targets)
+        scores, targets = self._arrange(outputs, targets)
         loss = self._each(scores, targets)
         correct = self._correct(scores, targets)
         counted = self._counted(targets) if loss.shape == targets.shape else None
@@ -217,7 +233,7 @@ class _Reducing:
         scores = predictions(outputs)
         if not isinstance(targets, Tensor):
             raise UsageError(f"targets must be a tensor, got {type(targets).__name__}")
-        if self._is(_ELEMENTWISE, _ELEMENTWISE_FUNCTIONS) and scores.shape != targets.shape:
+        if issubclass(self._kind, _ELEMENTWISE) and scores.shape != targets.shape:
             # PyTorch would compare everything with everything.
             if scores.numel() != targets.numel():
                 raise UsageError(
@@ -225,23 +241,22 @@ class _Reducing:
                     "and targets need the same shape"
                 )
             targets = targets.reshape(scores.shape)
-        if self._is(_ELEMENTWISE, _ELEMENTWISE_FUNCTIONS) and not targets.is_floating_point():
+        if issubclass(self._kind, _ELEMENTWISE) and not targets.is_floating_point():
             raise UsageError(
                 f"the loss compares numbers, but targets are {targets.dtype}; give them as "
                 "targets.float(), or say loss='multilabel' or loss='regression'"
             )
-        if self._is(_CLASSES, _CLASS_FUNCTIONS) and scores.dim() > 2:
+        if issubclass(self._kind, _CLASSES) and scores.dim() > 2:
             scores = _classes_second(scores, targets)
         return scores, targets
 
     def _correct(self, scores: Tensor, targets: Tensor) -> Tensor | None:
-        if self._is(_CLASSES, _CLASS_FUNCTIONS):
+        if issubclass(self._kind, _CLASSES):
             wanted = targets if targets.dim() == scores.dim() - 1 else targets.argmax(1)
             return (scores.argmax(1) == wanted).float()
-        if self._is(_LOGITS, _LOGIT_FUNCTIONS):
-            return ((scores > 0) == (targets > 0.5)).float()
-        if self._is(_CHANCES, _CHANCE_FUNCTIONS):
-            return ((scores > 0.5) == (targets > 0.5)).float()
+        if issubclass(self._kind, (*_LOGITS, nn.BCELoss)):
+            even = 0.5 if issubclass(self._kind, nn.BCELoss) else 0.0
+            return ((scores > even) == (targets > 0.5)).float()
         return None
 
     def _counted(self, targets: Tensor) -> Tensor | None:
@@ -249,9 +264,6 @@ class _Reducing:
             return None
         counted: Tensor = targets != self._ignored
         return counted
-
-    def _is(self, kinds: tuple[type, ...], functions: tuple[Any, ...]) -> bool:
-        return isinstance(self._loss, kinds) or self._function in functions
 
 
 def _classes_second(scores: Tensor, targets: Tensor) -> Tensor:
@@ -329,3 +341,163 @@ def _one_by_one(loss: Callable[..., Any], outputs: Any, targets: Any) -> tuple[T
 def _samples(targets: Any) -> int:
     first = next(iter(tensors_in(targets)), None)
     return 0 if first is None or first.dim() == 0 else len(first)
+
+
+# ---- The loss that a model computes from labels among its inputs, as those of Hugging Face do
+
+
+def own_loss_of(outputs: Any) -> Tensor | None:
+    """Return the loss that a model has put among its outputs."""
+    found = outputs.get("loss") if isinstance(outputs, Mapping) else None
+    found = getattr(outputs, "loss", None) if found is None else found
+    return found if isinstance(found, Tensor) and found.numel() == 1 else None
+
+
+def _own_criterion(outputs: Any, targets: Any) -> Criterion:
+    """Return the model's own loss: that of the criteria below which gives the model's number."""
+    loss = own_loss_of(outputs)
+    if loss is None:
+        raise UsageError("the model returns no loss of its own; write loss='classification' or so")
+    value = float(loss)
+    for criterion, arrange in _OWN_LOSSES:
+        found = _Reducing(criterion, arrange)
+        try:
+            mean = float(found.of_batch(outputs, targets))
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            continue
+        if abs(mean - value) <= 1e-3 * max(1.0, abs(value)):
+            return Criterion(found.per_sample, _read_own, reads_scores=True)
+    raise UsageError(
+        f"the model's own loss ({value:.4f}) cannot be computed for each sample from logits "
+        f"{list(predictions(outputs).shape)} and labels {shapes_of(targets)}; write "
+        "loss=function(outputs, targets)"
+    )
+
+
+def _read_own(outputs: Any, targets: Any) -> Tensor:
+    loss = own_loss_of(outputs)
+    if loss is None:
+        raise UsageError("the model returned no loss for a training batch, but did for the first")
+    return loss.reshape(())
+
+
+def _tokens(outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return predictions(outputs).float().transpose(1, 2), labels
+
+
+def _next_tokens(outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return predictions(outputs)[:, :-1].float().transpose(1, 2), labels[:, 1:]
+
+
+def _entries(outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+    scores = predictions(outputs).float()
+    return scores, labels.reshape(scores.shape)
+
+
+_OWN_LOSSES: tuple[tuple[nn.Module, Callable[[Any, Tensor], tuple[Tensor, Tensor]]], ...] = (
+    (nn.CrossEntropyLoss(), lambda outputs, y: (predictions(outputs).float(), y.reshape(-1))),
+    (nn.CrossEntropyLoss(), _tokens),
+    (nn.CrossEntropyLoss(), _next_tokens),
+    (nn.MSELoss(), _entries),
+    (nn.BCEWithLogitsLoss(), _entries),
+)
+"""Losses that models compute themselves, and how each reads scores and labels."""
+
+
+# ---- How a model is judged
+
+
+class OwnersEvaluator(BatchEvaluator):
+    """Measures on the user's batches; an error in the user's code says which batch failed."""
+
+    _batches: Moved
+
+    def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
+        with explaining(lambda: f"{self._batches.place} failed", OwnCodeError):
+            return super().measure(garden, configurations)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How a model is judged, and what of a batch it is to be given for that."""
+
+    criterion: Criterion
+    trains_with_labels: bool
+    is_measured_with_labels: bool
+    chance_loss: float = 0.0
+    """Loss of a network that only guesses; 0 where nobody knows."""
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """What a controller is told of the task where the settings do not say it."""
+        return {
+            "chance_loss": self.chance_loss,
+            "num_classes": guessed_classes(self.chance_loss),
+        }
+
+    def evaluator(
+        self,
+        batches: Batches,
+        device: torch.device,
+        *,
+        name: str = "validation",
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> OwnersEvaluator:
+        """Return what measures a garden on such batches.
+
+        Args:
+            batches: in a fixed order.
+            device: where to.
+            name: what they are called where one of them fails.
+            precision: context in which the network runs, for instance autocast.
+        """
+        moved = Moved(batches, device, keeps_label=self.is_measured_with_labels, name=name)
+        return OwnersEvaluator(moved, self.criterion.per_sample, precision=precision)
+
+
+def find_criterion(model: nn.Module, loss: Loss | None, batch: Any, device: torch.device) -> Judged:
+    """Return how a model is judged; without a loss it is its own, else that of classification."""
+    if isinstance(loss, nn.Module):
+        loss = loss.to(device)
+    inputs, targets = next(iter(Moved([batch], device)))
+    label = label_of(batch)
+    is_possible = label is not None and _takes(model, label)
+    if loss == OWN and not is_possible:
+        raise UsageError(
+            "loss='model' is for a model that takes labels among its inputs and returns its loss; "
+            "batches must be dicts that hold them"
+        )
+    if is_possible and (loss is None or loss == OWN):
+        labelled = next(iter(Moved([batch], device, keeps_label=True)))[0]
+        outputs = outputs_of(model, labelled)
+        if loss == OWN or own_loss_of(outputs) is not None:
+            own = _own_criterion(outputs, targets)
+            chance = guessing_loss(own, outputs, targets)
+            return Judged(own, True, not _does_without(model, inputs), chance)
+    outputs = outputs_of(model, inputs)
+    chosen = "classification" if loss is None else loss
+    criterion = make_criterion(chosen, outputs, targets)
+    return Judged(criterion, False, False, guessing_loss(criterion, outputs, targets))
+
+
+def outputs_of(model: nn.Module, inputs: Any) -> Any:
+    """Return what a model that evaluates puts out; say so where it cannot take the inputs."""
+    args, kwargs = call_arguments(inputs)
+    problem = f"the model cannot take a validation batch {shapes_of(inputs)}"
+    with explaining(problem), trying(model, inputs), torch.no_grad():
+        return model(*args, **kwargs)
+
+
+def _does_without(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+    """Return whether a model can do without labels: configurations then share their passes."""
+    try:
+        predictions(outputs_of(model, inputs))
+    except UsageError:
+        return False
+    return True
+
+
+def _takes(model: nn.Module, name: str) -> bool:
+    """Return whether a model takes an argument of this name."""
+    return name in inspect.signature(model.forward).parameters

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,25 +22,24 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.growth.batches import Batches
-from esper.growth.engine import OwnersEngine, Ranks
-from esper.growth.horizon import (
+from esper.growth.config import (
+    DEFAULT_CONTROLLER,
+    GardenerConfig,
     controller_context,
-    fit_lifecycle,
-    fit_tracker,
     learned_limits,
     startup_warning,
 )
+from esper.growth.engine import OwnersEngine, Ranks
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import Panic
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
-from esper.kasmina.recalibration import DEFAULT_SAMPLES
-from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
-from esper.kasmina.signals import Rates, RowFacts, row_facts
+from esper.kasmina.row_group import RowGroup, measure_by_ablation
+from esper.kasmina.signals import Rates
 from esper.kasmina.slot_table import describe_decision, slot_records
 from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.actions import LifecycleOp, decode_actions
-from esper.leyline.config import check_value, option
+from esper.leyline.config import check_value
 from esper.leyline.controller import Controller
 from esper.leyline.errors import NonFiniteError, UsageError, unknown_name, warn
 from esper.leyline.reasons import Explaining, Why, why_not_grown, why_not_learned
@@ -50,7 +48,6 @@ from esper.leyline.rules import why_full
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import make_controller
 
-DEFAULT_CONTROLLER = "tamiyo"
 MOST_ROLLBACKS = 3  # Rollbacks in a row after which growing one network gives up.
 
 _TOLD = ("num_classes", "chance_loss", "train_samples", "samples_per_epoch")
@@ -58,59 +55,6 @@ _TOLD = ("num_classes", "chance_loss", "train_samples", "samples_per_epoch")
 
 MEMORY = "gardener"
 """Where the `state_dict` of a gardener's optimizer has what the gardener remembers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GardenerConfig(RowConfig):
-    """How often a gardener measures, what it tells the controller, and when it goes back."""
-
-    param_budget: int = option(
-        500_000, "Parameters that count as a full budget in the observation.", minimum=1
-    )
-    chance_loss: float = option(
-        0.0,
-        "Loss of a network that only guesses; 0 for that of `num_classes`, or where nobody knows.",
-        minimum=0.0,
-    )
-    train_samples: int = option(0, "Samples of the training set; 0 where nobody knows.", minimum=0)
-    samples_per_epoch: int = option(
-        0, "Samples trained on in one epoch; 0 where nobody knows.", minimum=0
-    )
-    num_classes: int = option(
-        0, "Classes or distinct tokens; 0 where there are none or nobody knows.", minimum=0
-    )
-    val_is_sharded: bool = option(
-        False,
-        "In several processes: put the samples that each evaluates together. "
-        "Otherwise all evaluate the same, and those of rank 0 count.",
-    )
-    statistics_samples: int = option(
-        DEFAULT_SAMPLES,
-        "Most training samples from which running statistics (BatchNorm) are taken anew before an "
-        "epoch is measured; 0 leaves them as training has them.",
-        minimum=0,
-    )
-    fits_horizon: bool = option(
-        True, "In a run of less than 60 epochs, shorten the waits in proportion."
-    )
-
-    def with_task_facts(self, **facts: float) -> GardenerConfig:
-        """Return the settings with what was found out about the task where they do not say it."""
-        return self.replace(**{name: v for name, v in facts.items() if not getattr(self, name)})
-
-
-def task_facts(config: GardenerConfig, horizon: int) -> RowFacts:
-    """Return what is known of a task before a network is trained on it."""
-    guess = math.log(config.num_classes) if config.num_classes > 1 else math.nan
-    return row_facts(
-        1,
-        horizon=horizon,
-        budget=config.param_budget,
-        chance_loss=config.chance_loss or guess,
-        train_samples=config.train_samples,
-        samples_per_epoch=config.samples_per_epoch,
-        num_classes=config.num_classes,
-    )
 
 
 class Gardener:
@@ -178,15 +122,15 @@ class Gardener:
         self.tracker = self.config.tracker
         """When the host counts as stuck or settled in a run of this length."""
         if self.config.fits_horizon:
-            lifecycle = fit_lifecycle(garden.config.lifecycle, horizon)
+            lifecycle = garden.config.lifecycle.fitted(horizon)
             garden.config = garden.config.replace(lifecycle=lifecycle)
-            self.tracker = fit_tracker(self.tracker, horizon)
+            self.tracker = self.tracker.fitted(horizon)
         self.controller = make_controller(controller, controller_context(garden, seed))
         garden.config = garden.config.limited(**learned_limits(self.controller, garden))
         self.controller.reset(1, "cpu")
-        doubt = startup_warning(self.controller, garden, self.tracker, horizon)
-        if doubt is not None:
-            warn(doubt)
+        warning = startup_warning(self.controller, garden, self.tracker, horizon)
+        if warning is not None:
+            warn(warning)
         self.history: list[EpochRecord] = []
         self._ranks = Ranks(garden, val_is_sharded=self.config.val_is_sharded)
         self._engine = OwnersEngine(garden, self._ranks)
@@ -195,7 +139,7 @@ class Gardener:
             [seed],
             self.config.replace(tracker=self.tracker),
             table=garden.table,
-            facts=task_facts(self.config, horizon),
+            facts=self.config.task_facts(horizon),
             rates=rates or self._engine.rates,
             measure=partial(measure_by_ablation, self._engine),
         )
@@ -221,7 +165,7 @@ class Gardener:
         if unknown:
             raise unknown_name("fact", unknown[0], _TOLD)
         self.config = self.config.with_task_facts(**facts)
-        self._group.facts = task_facts(self.config, self.horizon)
+        self._group.facts = self.config.task_facts(self.horizon)
 
     @property
     def epoch(self) -> int:

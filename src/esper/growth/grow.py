@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, get_args
 
 import torch
 from torch import nn
@@ -18,17 +19,16 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from esper.growth.batches import Batches, OptimizerFactory, count_samples
 from esper.growth.checkpoint import REWARM, open_checkpoint
+from esper.growth.config import DEFAULT_CONTROLLER, GrowthConfig, Keep
 from esper.growth.criterion import Loss
 from esper.growth.depth.rules import DeepenConfig
-from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grown import Format, Grown
-from esper.growth.kept import Keep
-from esper.growth.request import AUTO, STARTED_BY, GrowRequest, GrowthConfig
+from esper.growth.request import AUTO, STARTED_BY, GrowRequest
 from esper.growth.run import GrowthLoop
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
-from esper.leyline.errors import UsageError, warn
+from esper.leyline.errors import UsageError, unknown_name, warn
 from esper.leyline.reasons import decision_line, epoch_line, why_not_learned
 from esper.leyline.records import EpochRecord
 from esper.nissa.folder import RunFolder, Which
@@ -170,8 +170,12 @@ def grow(
         KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved.
     """
     base = config or GrowthConfig()
-    source, given = checkpoint if isinstance(model, nn.Module) else model, model
-    model, deepening = open_checkpoint(model, checkpoint, DeepenConfig.of(deepen) or base.deepen)
+    source, given = model if isinstance(model, str | os.PathLike) else checkpoint, model
+    deepening = (None if deepen is None else DeepenConfig.of(deepen)) or base.deepen
+    if source is not None:
+        model, deepening = open_checkpoint(model, checkpoint, deepening)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     if isinstance(optimizer, Optimizer) and model is not given:
         raise UsageError(
             "the network of the checkpoint is another object than the optimizer's; give a function "
@@ -302,7 +306,9 @@ def carry_out(
 
     Raises:
         Stopped: A signal came; the run in `out` is saved and can be continued.
+        UsageError: Parts of the request do not go together.
     """
+    _check(request)
     if out is None:
         growth = GrowthLoop(request)
         with watch(growth) as show:
@@ -332,6 +338,37 @@ def carry_out(
         if is_done:
             return run.finish(export)
     raise Stopped(run.folder.path, noted[0], run.growth.gardener.epoch)
+
+
+def _check(request: GrowRequest) -> None:
+    """Refuse what does not go together, before anything is read."""
+    every, known = request.scheduler_every, get_args(SchedulerEvery)
+    if every not in known:
+        raise unknown_name("scheduler_every", every, known)
+    if request.scheduler is None and every != "epoch":
+        raise UsageError(f"scheduler_every={every!r} needs a scheduler; give scheduler=... too")
+    config, deepen = request.config, request.config.deepen
+    if deepen is None:
+        return
+    for_seeds = {
+        "slots": request.slots != AUTO,
+        "axes": request.axes is not None,
+        "controller": request.controller not in (DEFAULT_CONTROLLER, "wait"),
+        "max_growth": bool(config.garden.max_growth),
+        "max_added_flops": bool(config.garden.max_added_flops),
+        "max_seeds": bool(config.garden.lifecycle.rules.max_seeds),
+    }
+    if given := [name for name, is_given in for_seeds.items() if is_given]:
+        hint = "deepen={'controller': ...}" if given == ["controller"] else "leave it out"
+        raise UsageError(
+            f"{given[0]} is for seeds, and deepen grows none ({hint}); to grow seeds afterwards, "
+            "write esper.grow(grown.model, slots=...)"
+        )
+    if config.twin and deepen.weights is not None:
+        raise UsageError(
+            "the twin of a deepened network starts from the model's own weights, but deepen gives "
+            "other ones; leave out twin"
+        )
 
 
 def _told_why(grown: Grown) -> Grown:

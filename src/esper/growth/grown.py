@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_map
 
 from esper.growth.depth.blocks import is_asleep
 from esper.growth.history import Picture, draw_history, make_table
-from esper.growth.static import Recipe, StaticComparison, compare_static, static_warning
+from esper.growth.kept import Recipe
+from esper.growth.static import StaticComparison, compare_static
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.probe import (
@@ -40,7 +41,7 @@ from esper.leyline.reasons import (
 )
 from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary, SizeRecord, best_by_size
 from esper.utils.files import atomic_write_bytes
-from esper.utils.process import grouped, software_versions
+from esper.utils.process import software_versions
 
 # ---- What a host is made of: its parts in the order in which they are called
 
@@ -56,7 +57,9 @@ class _Part(NamedTuple):
 
 def describe_host(garden: Garden, example_input: Any) -> tuple[ModuleRecord, ...]:
     """Return the parts of a garden's host; a part is opened up only where a slot is inside."""
-    places = grouped((path, slot) for slot, path in garden.slot_paths.items())
+    places: dict[str, list[str]] = {}
+    for slot, path in garden.slot_paths.items():
+        places.setdefault(path, []).append(slot)
     parts = list(_parts(garden.model, "", frozenset(places), set()))
     seen = look(garden, {part.path: part.module for part in parts}, example_input)
     if seen.error is not None:
@@ -197,6 +200,61 @@ def _first_line(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().split("\n")[0].strip() or type(error).__name__
+
+
+# ---- Whether a static network is likely to do as well
+
+
+_EARLY = 0.25
+"""Share of a run by whose end all growth is over where a static network would train alike."""
+
+
+def static_warning(
+    history: Sequence[EpochRecord],
+    summary: RunSummary,
+    val_gain: Estimate | None,
+    all_off: Estimate,
+) -> str:
+    """Return that a static network of the same size is likely to do as well; else nothing.
+
+    Args:
+        history: all epochs of the run.
+        summary: how it ended.
+        val_gain: validation score minus the twin's; None where no twin was trained.
+        all_off: what the network would lose without all that grew.
+    """
+    before, after = summary.parameters_before, summary.parameters_after
+    if summary.stacks or not before < after or not before:
+        # Blocks wake to save compute, a network in which nothing grew is a static one, and whoever
+        # has frozen a model does not want another.
+        return ""
+    reason = ""
+    if val_gain is not None and not val_gain.value > 2 * val_gain.se:
+        reason = f"the validation gain over the twin is {val_gain}"
+    elif val_gain is None and not all_off.value > 2 * all_off.se:
+        lost = str(all_off).removeprefix("+")
+        reason = f"without all that grew the validation score would fall by {lost} only"
+    elif (grown_by := _grown_by(history, summary)) <= _EARLY * summary.epochs:
+        reason = (
+            f"all that grew was in place by epoch {grown_by} of {summary.epochs}, and a static "
+            "network trains in the same way from then on"
+        )
+    if not reason:
+        return ""
+    return (
+        f"A static network of the same size ({summary.parameters_after:,} parameters) is likely "
+        f"to do as well: {reason}; grown.compare_static() trains one."
+    )
+
+
+def _grown_by(history: Sequence[EpochRecord], summary: RunSummary) -> int:
+    """Return the first epoch from which no seed's amplitude changes any more."""
+    kept = [one for one in history if one.epoch <= summary.kept_epoch] or list(history)
+    last = {slot.name: slot.alpha for slot in kept[-1].slots}
+    for one in reversed(kept):
+        if {slot.name: slot.alpha for slot in one.slots} != last:
+            return one.epoch + 1
+    return kept[0].epoch
 
 
 # ---- What a run leaves behind

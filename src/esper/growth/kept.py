@@ -1,20 +1,23 @@
-"""Kept: copies of the networks that a run may return, of its best validated and its last epoch."""
+"""Copies of the networks of a run: as it was before training, of its best and of its last epoch."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from esper.growth.config import Keep
+from esper.growth.request import GrowRequest
 from esper.kasmina.garden import Garden
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, describe_exception
 from esper.leyline.records import EpochRecord
-
-Keep = Literal["best", "last"]
-"""Which network a run returns: that of the best validated epoch, or that of the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +140,81 @@ class Kept:
 
 def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+# ---- The run as it was asked for, to repeat it
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What a run was asked for, with model, optimizer and schedule as they were before it."""
+
+    request: GrowRequest
+    problem: str = ""
+    """Why the model could not be copied; empty where it was."""
+
+    @classmethod
+    def of(cls, request: GrowRequest) -> Recipe:
+        """Copy, into main memory, what training is about to change."""
+        model = request.model
+        # Twice the model may not fit on its device.
+        memo: dict[int, Any] = {
+            id(tensor): _in_main_memory(tensor)
+            for tensor in (*model.parameters(), *model.buffers())
+            if tensor.device.type != "cpu"
+        }
+        try:
+            return cls(_copied(request, memo))
+        except Exception as error:  # a model of somebody's own may refuse in any way
+            return cls(request, describe_exception(error))
+
+    def again(self) -> GrowRequest:
+        """Return the request with a model to train from the beginning.
+
+        Raises:
+            UsageError: It cannot be repeated.
+        """
+        if self.problem:
+            raise UsageError(
+                f"the model could not be copied before it was trained ({self.problem}); give a "
+                "fresh one: grown.compare_static(model)"
+            )
+        request = _copied(self.request, {})
+        if isinstance(request.scheduler, LRScheduler):
+            _track_steps(request.scheduler.optimizer)
+        return request
+
+
+def _copied(request: GrowRequest, memo: dict[int, Any]) -> GrowRequest:
+    """Return a request whose model, and optimizer and schedule of that model, are copies."""
+    own: dict[str, Any] = {
+        name: value
+        for name in ("model", "optimizer", "scheduler")
+        if isinstance(value := getattr(request, name), nn.Module | Optimizer | LRScheduler)
+    }
+    # Together: what one of them holds of another must be the copy's.
+    return replace(request, **copy.deepcopy(own, memo))
+
+
+def _track_steps(optimizer: Optimizer) -> None:
+    """Let a schedule see the steps of an optimizer that was copied: PyTorch warns where it cannot.
+
+    A schedule wraps `optimizer.step` when it is made, and a copy goes without the wrapper.
+    """
+    step = optimizer.step
+
+    @functools.wraps(step)
+    def tracked(*args: Any, **kwargs: Any) -> Any:
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        return step(*args, **kwargs)
+
+    tracked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = tracked  # type: ignore[method-assign]
+
+
+def _in_main_memory(tensor: Tensor) -> Tensor:
+    copied = tensor.detach().to("cpu", copy=True)
+    if isinstance(tensor, nn.Parameter):
+        copied = nn.Parameter(copied, requires_grad=tensor.requires_grad)
+    copied.__dict__.update(tensor.__dict__)
+    return copied

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,18 +16,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.growth.batches import Batches, OptimizerFactory
+from esper.growth.config import DEFAULT_CONTROLLER, GrowthConfig
 from esper.growth.criterion import Loss
-from esper.growth.depth.rules import DeepenConfig
 from esper.growth.fingerprints import data_contents, fingerprint, function_contents, model_contents
-from esper.growth.gardener import DEFAULT_CONTROLLER, GardenerConfig
-from esper.growth.kept import Keep
-from esper.kasmina.lifecycle import GardenConfig
 from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames
 from esper.kasmina.state import SlotState
-from esper.kasmina.training import SchedulerEvery, SchedulerFactory, TrainingConfig
-from esper.leyline.config import Config, option
+from esper.kasmina.training import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
-from esper.leyline.errors import ConfigError, UsageError, unknown_name
+from esper.leyline.errors import ConfigError
 from esper.nissa.recorded import RunInputs
 from esper.utils.settings import SettingChanges, changed_settings
 
@@ -57,43 +53,9 @@ CHANGEABLE = (
 """What of a growing run may become another when it is continued."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GrowthConfig(Config):
-    """How one network is grown."""
-
-    epochs: int = option(60, "Epochs of the whole run.", minimum=1)
-    seed: int = option(0, "Seed of the whole run.", minimum=0)
-    decide_every: int = option(
-        0, "Training steps that count as an epoch; 0: one pass over the training set.", minimum=0
-    )
-    twin: bool = option(False, "Also train the network that only waits, for comparison.")
-    keep: Keep = option(
-        "best", "Which network is returned, of the twin alike: the best validated, or the last."
-    )
-    rewarm: int | float = option(
-        0,
-        "Steps, or share of the run, in which learning rates rise from 0 at its start, as for a "
-        "finished network that is grown further.",
-        minimum=0,
-    )
-    patience: int = option(
-        0, "Stop after this many epochs without a better validation score; 0: never.", minimum=0
-    )
-    training: TrainingConfig = option(TrainingConfig, "How the network is trained.")
-    garden: GardenConfig = option(GardenConfig, "The life of seeds and the limits of growth.")
-    gardener: GardenerConfig = option(GardenerConfig, "How the network is measured.")
-    deepen: DeepenConfig | None = option(
-        None, "Let blocks sleep and wake instead of growing seeds; empty is not at all."
-    )
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GrowRequest:
-    """Everything that defines the growing of one network.
-
-    Raises:
-        UsageError: Parts of it do not go together.
-    """
+    """Everything that defines the growing of one network."""
 
     model: nn.Module
     """It is trained in place."""
@@ -126,50 +88,6 @@ class GrowRequest:
     contents: Mapping[str, str | None] | None = None
     """Checksums, by name, of the files that the settings name; without them, what the program
     brings is looked at itself."""
-
-    def __post_init__(self) -> None:
-        """Check what can be checked before anything is read."""
-        if not isinstance(self.model, nn.Module):
-            kind = type(self.model).__name__
-            raise UsageError(f"the model must be a torch.nn.Module, got {kind}")
-        every = self.scheduler_every
-        if every not in get_args(SchedulerEvery):
-            raise unknown_name("scheduler_every", every, get_args(SchedulerEvery))
-        if self.scheduler is None and every != "epoch":
-            raise UsageError(f"scheduler_every={every!r} is about a scheduler; give one too")
-        if self.config.deepen is not None:
-            self._refuse_seeds(self.config.deepen)
-
-    def _refuse_seeds(self, deepen: DeepenConfig) -> None:
-        """Refuse what is about seeds in a run that lets blocks wake instead."""
-        garden = self.config.garden
-        seeds = {
-            "slots": self.slots != AUTO,
-            "axes": self.axes is not None,
-            "controller": self.controller not in (DEFAULT_CONTROLLER, "wait"),
-            "max_growth": bool(garden.max_growth),
-            "max_added_flops": bool(garden.max_added_flops),
-            "max_seeds": bool(garden.lifecycle.rules.max_seeds),
-        }
-        if given := [name for name, is_given in seeds.items() if is_given]:
-            hint = "deepen={'controller': ...}" if given == ["controller"] else "leave it out"
-            raise UsageError(
-                f"{given[0]} is about seeds, and with deepen none grow ({hint}); grow seeds in the "
-                "deepened network afterwards: esper.grow(grown.model, slots=...)"
-            )
-        if self.config.twin and deepen.weights is not None:
-            raise UsageError(
-                "the twin of a deepened network is the static one with its first weights, which "
-                "deepen's weights are not; leave out twin"
-            )
-
-    @property
-    def controller_name(self) -> str:
-        """Who decides, in a word."""
-        if self.config.deepen is not None:
-            return self.config.deepen.rule
-        given = self.controller
-        return given if isinstance(given, str) else type(given).__name__
 
     def inputs(self, example_input: Any) -> RunInputs:
         """Return what the run stands on beside its settings.

@@ -31,14 +31,15 @@ from esper.growth.batches import (
     warn_of_moving_statistics,
 )
 from esper.growth.checkpoint import Rewarm
+from esper.growth.config import GrowthConfig
+from esper.growth.criterion import find_criterion
 from esper.growth.depth.blocks import wake_copies
 from esper.growth.depth.gardener import DepthGardener
 from esper.growth.gardener import Gardener
 from esper.growth.grown import Deepened, Grown, describe_host
-from esper.growth.kept import Kept, Measured
-from esper.growth.own_loss import find_criterion
-from esper.growth.request import AUTO, GrowRequest, GrowthConfig
-from esper.growth.static import Recipe, StaticGardener, paired_difference
+from esper.growth.kept import Kept, Measured, Recipe
+from esper.growth.request import AUTO, GrowRequest
+from esper.growth.static import StaticGardener, paired_difference
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden
@@ -72,7 +73,7 @@ class GrowthLoop:
     def __init__(self, request: GrowRequest) -> None:
         """Wrap the model; nothing is trained yet."""
         config, model, train, axes = request.config, request.model, request.train, request.axes
-        self.name, self.controller_name = request.name, request.controller_name
+        self.name, self.controller_name = request.name, _controller_name(request)
         self.device = _device_of(model) if request.device is None else choose_device(request.device)
         refuse_meta(model)
         refuse_unsuitable(model)
@@ -155,8 +156,9 @@ class GrowthLoop:
             scheduler_every=request.scheduler_every,
         )
         refuse_short_schedule(self.trainee.scheduler, request.scheduler_every, config.epochs, train)
-        self._rewarm = Rewarm.of(config.rewarm, train, config.epochs)
-        if self._rewarm is not None:
+        self._rewarm: Rewarm | None = None
+        if config.rewarm:
+            self._rewarm = Rewarm.of(config.rewarm, train, config.epochs)
             self._rewarm.warm(self.trainee.optimizer)
         self.twin: Trainee | None = None
         self._kept = Kept(config.keep)
@@ -457,6 +459,14 @@ def _rates_to_come(config: GrowthConfig) -> RateTable:
     epochs = range(1, config.epochs + 1)
     factors = [rate_factor(config.training, epoch, config.epochs) for epoch in epochs]
     return RateTable(torch.tensor([factors]), torch.tensor([config.training.learning_rate]))
+
+
+def _controller_name(request: GrowRequest) -> str:
+    """Return the name of who decides, for records."""
+    if request.config.deepen is not None:
+        return request.config.deepen.rule
+    given = request.controller
+    return given if isinstance(given, str) else type(given).__name__
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -6,26 +6,24 @@ schedule and seed are those of the growing run, and so is the rule by which an e
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.growth.gardener import Gardener
+from esper.growth.kept import Recipe
 from esper.growth.request import GrowRequest
 from esper.kasmina.contribution import Estimate, standard_error
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.placement import place_nothing
 from esper.kasmina.state import SlotState, empty_state
-from esper.leyline.errors import UsageError, describe_exception
+from esper.leyline.errors import UsageError
 from esper.leyline.reasons import format_score, is_loss
-from esper.leyline.records import DecisionRecord, EpochRecord, RunSummary, depth_decision
+from esper.leyline.records import DecisionRecord, RunSummary, depth_decision
 from esper.leyline.stages import SeedStage
 
 if TYPE_CHECKING:
@@ -38,81 +36,6 @@ class StaticGardener(Gardener):
 
     def _decide(self, signals: Any, before_action: Any) -> DecisionRecord:
         return depth_decision("WAIT")
-
-
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """What a run was asked for, with model, optimizer and schedule as they were before it."""
-
-    request: GrowRequest
-    problem: str = ""
-    """Why the model could not be copied; empty where it was."""
-
-    @classmethod
-    def of(cls, request: GrowRequest) -> Recipe:
-        """Copy, into main memory, what training is about to change."""
-        model = request.model
-        # Twice the model may not fit on its device.
-        memo: dict[int, Any] = {
-            id(tensor): _in_main_memory(tensor)
-            for tensor in (*model.parameters(), *model.buffers())
-            if tensor.device.type != "cpu"
-        }
-        try:
-            return cls(_copied(request, memo))
-        except Exception as error:  # a model of somebody's own may refuse in any way
-            return cls(request, describe_exception(error))
-
-    def again(self) -> GrowRequest:
-        """Return the request with a model to train from the beginning.
-
-        Raises:
-            UsageError: It cannot be repeated.
-        """
-        if self.problem:
-            raise UsageError(
-                f"the model could not be copied before it was trained ({self.problem}); give a "
-                "fresh one: grown.compare_static(model)"
-            )
-        request = _copied(self.request, {})
-        if isinstance(request.scheduler, LRScheduler):
-            _track_steps(request.scheduler.optimizer)
-        return request
-
-
-def _copied(request: GrowRequest, memo: dict[int, Any]) -> GrowRequest:
-    """Return a request whose model, and optimizer and schedule of that model, are copies."""
-    own: dict[str, Any] = {
-        name: value
-        for name in ("model", "optimizer", "scheduler")
-        if isinstance(value := getattr(request, name), nn.Module | Optimizer | LRScheduler)
-    }
-    # Together: what one of them holds of another must be the copy's.
-    return replace(request, **copy.deepcopy(own, memo))
-
-
-def _track_steps(optimizer: Optimizer) -> None:
-    """Let a schedule see the steps of an optimizer that was copied: PyTorch warns where it cannot.
-
-    A schedule wraps `optimizer.step` when it is made, and a copy goes without the wrapper.
-    """
-    step = optimizer.step
-
-    @functools.wraps(step)
-    def tracked(*args: Any, **kwargs: Any) -> Any:
-        optimizer._opt_called = True  # type: ignore[attr-defined]
-        return step(*args, **kwargs)
-
-    tracked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = tracked  # type: ignore[method-assign]
-
-
-def _in_main_memory(tensor: Tensor) -> Tensor:
-    copied = tensor.detach().to("cpu", copy=True)
-    if isinstance(tensor, nn.Parameter):
-        copied = nn.Parameter(copied, requires_grad=tensor.requires_grad)
-    copied.__dict__.update(tensor.__dict__)
-    return copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,58 +206,3 @@ def _compute(grown: Grown, static: RunSummary) -> float:
         return ended.training_flops / ended.static_flops
     spent = sum(record.flops for record in grown.history)
     return spent / (len(grown.history) * static.flops_after)
-
-
-# ---- Whether a static network is likely to do as well
-
-
-_EARLY = 0.25
-"""Share of a run by whose end all growth is over where a static network would train alike."""
-
-
-def static_warning(
-    history: Sequence[EpochRecord],
-    summary: RunSummary,
-    val_gain: Estimate | None,
-    all_off: Estimate,
-) -> str:
-    """Return that a static network of the same size is likely to do as well; else nothing.
-
-    Args:
-        history: all epochs of the run.
-        summary: how it ended.
-        val_gain: validation score minus the twin's; None where no twin was trained.
-        all_off: what the network would lose without all that grew.
-    """
-    before, after = summary.parameters_before, summary.parameters_after
-    if summary.stacks or not before < after or not before:
-        # Blocks wake to save compute, a network in which nothing grew is a static one, and whoever
-        # has frozen a model does not want another.
-        return ""
-    reason = ""
-    if val_gain is not None and not val_gain.value > 2 * val_gain.se:
-        reason = f"the validation gain over the twin is {val_gain}"
-    elif val_gain is None and not all_off.value > 2 * all_off.se:
-        lost = str(all_off).removeprefix("+")
-        reason = f"without all that grew the validation score would fall by {lost} only"
-    elif (grown_by := _grown_by(history, summary)) <= _EARLY * summary.epochs:
-        reason = (
-            f"all that grew was in place by epoch {grown_by} of {summary.epochs}, and a static "
-            "network trains in the same way from then on"
-        )
-    if not reason:
-        return ""
-    return (
-        f"A static network of the same size ({summary.parameters_after:,} parameters) is likely "
-        f"to do as well: {reason}; grown.compare_static() trains one."
-    )
-
-
-def _grown_by(history: Sequence[EpochRecord], summary: RunSummary) -> int:
-    """Return the first epoch from which no seed's amplitude changes any more."""
-    kept = [one for one in history if one.epoch <= summary.kept_epoch] or list(history)
-    last = {slot.name: slot.alpha for slot in kept[-1].slots}
-    for one in reversed(kept):
-        if {slot.name: slot.alpha for slot in one.slots} != last:
-            return one.epoch + 1
-    return kept[0].epoch

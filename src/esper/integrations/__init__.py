@@ -1,6 +1,7 @@
-"""Growth in the training loops of other libraries: `lightning`, `hugging_face`, `transformers`.
+"""Growth in the training loops of other libraries, and what their callbacks share.
 
-Each module needs its own extra and is imported by name: `esper.integrations.lightning`.
+Each module needs its own extra and is imported by name: `esper.integrations.lightning`,
+`esper.integrations.hugging_face`.
 """
 
 from __future__ import annotations
@@ -8,38 +9,65 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.batches import Batches, first_batch
-from esper.growth.criterion import Loss
+from esper.growth.config import GardenerConfig
+from esper.growth.criterion import Loss, find_criterion
 from esper.growth.gardener import Gardener
-from esper.growth.own_loss import find_criterion
 from esper.kasmina.evaluation import Evaluate, Evaluator
+from esper.kasmina.garden import Garden
 from esper.kasmina.recalibration import SpreadSample, moving_norms
 from esper.kasmina.slots.probe import map_tensors
+from esper.leyline.controller import Controller
 from esper.leyline.errors import warn
 from esper.leyline.records import EpochRecord
 from esper.tamiyo.controllers import WaitController
 from esper.utils.randomness import drawing
 
-# ---- Rounds: what a trainer trains from one validation to the next counts as an epoch of growth
+
+class GardenerOptions(TypedDict, total=False):
+    """Arguments of `esper.Gardener` that a `GrowingCallback` hands on."""
+
+    max_growth: float | str | None
+    max_seeds: int | None
+    max_parameters: int | None
+    max_added_flops: int | None
+    ablate_every: int | None
+    seed: int
+    config: GardenerConfig | None
+
+
+def make_gardener(
+    garden: Garden,
+    controller: str | Controller,
+    horizon: int,
+    **options: Unpack[GardenerOptions],
+) -> Gardener:
+    """Return a gardener for a trainer, which gives every process a part of the validation set."""
+    config = options.get("config") or GardenerConfig()
+    options["config"] = config.replace(val_is_sharded=True)
+    return Gardener(garden, controller, horizon, **options)
+
+
+# ---- Rounds: the training from one validation to the next counts as an epoch of growth
 
 
 _LOSSES = "training_losses"
-"""Where the `state_dict` of the optimizer has the sum of this round's losses and their number."""
+"""Key in the optimizer's `state_dict` of the sum and the number of this round's losses."""
 
 
 class Rounds:
-    """Ends rounds for a gardener whose loop belongs to a trainer.
+    """Calls `Gardener.step` at the end of each round, in a loop that belongs to a trainer.
 
     Args:
-        gardener: measures and decides; its optimizer is made before `carry` is called.
-        loss: how a sample is judged, as `esper.grow` takes it.
-        evaluate: measures in place of the trainer's validation batches, where it is given.
+        gardener: measures and decides.
+        loss: the loss of a sample, as `esper.grow` takes it.
+        evaluate: measures instead of the trainer's validation batches; None uses those.
     """
 
     def __init__(
@@ -53,18 +81,18 @@ class Rounds:
         self._batches = 0
         self._sample = self._new_sample()
         if self._sample.most:
-            # What the network is given, whatever the trainer's batches look like.
+            # The network's own inputs, whatever the trainer's batches look like.
             gardener.garden.register_forward_pre_hook(self._see, with_kwargs=True)
 
     def carry(self, optimizer: Optimizer) -> None:
-        """Let an unfinished round travel with the optimizer's state, as the gardener does."""
+        """Save an unfinished round with the optimizer's state, as the gardener is."""
         optimizer.register_state_dict_post_hook(self._save)
         optimizer.register_load_state_dict_pre_hook(self._load)
 
     def add_loss(self, loss: Any) -> None:
-        """Count the loss of one training batch, where the trainer tells it."""
+        """Add the loss of one training batch; anything but one number is ignored."""
         if isinstance(loss, Tensor) and loss.numel() == 1:
-            # Summed where it is: to look at it would make the host wait for the device.
+            # Summed on its device: reading it would make the CPU wait.
             value = loss.detach().double().reshape(())
             self._sum = value if self._sum is None else self._sum + value
             self._batches += 1
@@ -75,9 +103,9 @@ class Rounds:
         *,
         precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> EpochRecord | None:
-        """Measure, decide and act; return what happened, None behind the horizon.
+        """Measure, decide and act; return the record, or None after the horizon.
 
-        At the horizon it warns where nothing has grown, or not to the end, and says why.
+        At the horizon, warn with the reasons if nothing has grown, or not completely.
         """
         gardener = self.gardener
         if gardener.epoch >= gardener.horizon:
@@ -85,7 +113,7 @@ class Rounds:
         train_loss = None if self._sum is None else float(self._sum) / self._batches
         parameter = next(gardener.garden.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
-        # Trainers validate in inference mode; what is made there could never be trained.
+        # Trainers validate in inference mode; parameters made there could never be trained.
         with torch.inference_mode(False), torch.enable_grad(), drawing(device, "round"):
             if self._evaluate is None:
                 assert batches is not None
@@ -105,13 +133,13 @@ class Rounds:
         return record
 
     def _new_sample(self) -> SpreadSample:
-        """Return what collects a round's batches for running statistics, where there are any."""
+        """Return a collector of batches for BatchNorm statistics; of size 0 without such layers."""
         gardener = self.gardener
         is_needed = bool(moving_norms(gardener.garden))
         return SpreadSample(gardener.config.statistics_samples if is_needed else 0)
 
     def _see(self, garden: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Collect what the network is trained on."""
+        """Collect the inputs of a training batch."""
         if not garden.training or not torch.is_grad_enabled():
             return
         inputs: Any = args

@@ -2,26 +2,25 @@
 
     Trainer(model, args, callbacks=[DeepenCallback()], ...).train()
 
-`DeepenCallback`: the model is the one finally wanted; a quarter of its blocks are awake at first,
-and the rest wake as copies. Checkpoints of the trainer hold the whole model and how many blocks are
-awake, so `train(resume_from_checkpoint=...)` goes on as if it had not stopped.
+`DeepenCallback` takes the full-size model; a quarter of its blocks are awake at first, and the rest
+wake as copies. The trainer's checkpoints hold the whole model and how many blocks are awake, so
+`train(resume_from_checkpoint=...)` resumes exactly.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.batches import count_samples
-from esper.growth.criterion import Loss
+from esper.growth.config import DEFAULT_CONTROLLER
+from esper.growth.criterion import Loss, own_loss_of
 from esper.growth.depth.deepen import Deepen
-from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
-from esper.growth.own_loss import own_loss_of
-from esper.integrations import Rounds
+from esper.integrations import GardenerOptions, Rounds, make_gardener
 from esper.kasmina.evaluation import Evaluate, Evaluator
 from esper.kasmina.garden import Garden
 from esper.leyline.controller import Controller
@@ -40,9 +39,9 @@ class DeepenCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Deepens the model that a `Trainer` trains.
 
     Args:
-        options: of `esper.Deepen`: `start`, `at`, `stacks`, `order`, `controller`, `ema`;
-            `total_steps` and `batches_per_step` are those of the trainer. Controllers that judge by
-            the loss see what the trainer logs, so `logging_steps` must be below 1 % of the run.
+        options: arguments of `esper.Deepen`: `start`, `at`, `stacks`, `order`, `controller`,
+            `ema`; `total_steps` and `batches_per_step` come from the trainer. 'plateau' and 'slope'
+            see the losses that the trainer logs, so `logging_steps` must be below 1 % of the run.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -53,9 +52,9 @@ class DeepenCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     @property
     def depth(self) -> Deepen:
-        """The `Deepen` at work; there is one from the start of `train` on."""
+        """The `Deepen` object; available once `train` has begun."""
         if self._depth is None:
-            raise UsageError("there is a Deepen once trainer.train() has begun")
+            raise UsageError("there is no Deepen before trainer.train(); read it afterwards")
         return self._depth
 
     def state(self) -> dict[str, Any]:
@@ -66,7 +65,7 @@ class DeepenCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Put blocks to sleep; the trainer has loaded model and optimizer by now."""
+        """Put blocks to sleep; the trainer has already loaded model and optimizer."""
         _check(args, given["model"])
         options = {
             "total_steps": state.max_steps,
@@ -77,8 +76,8 @@ class DeepenCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         stored = state.stateful_callbacks.get(type(self).__name__)
         if state.global_step and stored is None:
             raise UsageError(
-                "this checkpoint was written without DeepenCallback, so all of its blocks are "
-                "awake; go on without the callback"
+                "this checkpoint was written without DeepenCallback, so all its blocks are awake; "
+                "resume it without the callback"
             )
         if state.global_step:
             self._depth.load_state_dict(stored["attributes"]["saved"])
@@ -87,13 +86,13 @@ class DeepenCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Take down the training loss."""
+        """Remember the training loss."""
         self._loss = (given.get("logs") or {}).get("loss", self._loss)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Count the step and wake blocks when it is time; the trainer saves after this."""
+        """Count the step and wake blocks when due; the trainer saves after this."""
         self.depth.step(self._loss)
 
 
@@ -105,36 +104,36 @@ def _check(args: TrainingArguments, model: Any) -> None:
         )
     if args.load_best_model_at_end:
         raise UsageError(
-            "load_best_model_at_end=True would load blocks that were asleep into a model in which "
-            "they are awake; leave it False and load a checkpoint of your choice"
+            "load_best_model_at_end=True would load a checkpoint with sleeping blocks into a model "
+            "where they are awake; set it to False and load the checkpoint you want yourself"
         )
     if args.parallel_mode == ParallelMode.NOT_DISTRIBUTED:
         raise UsageError(
-            "blocks cannot sleep in nn.DataParallel, which the Trainer uses for several GPUs of a "
-            "process; start one process for each GPU with torchrun"
+            "blocks cannot sleep in nn.DataParallel, which the Trainer uses when one process has "
+            "several GPUs; start one process per GPU: torchrun --nproc_per_node=N"
         )
     finds_unused = args.ddp_find_unused_parameters
     if finds_unused is None:
-        # What the Trainer does by itself.
+        # The Trainer's own default.
         finds_unused = not (
             getattr(model, "is_gradient_checkpointing", False) or args.gradient_checkpointing
         )
     is_ddp = args.parallel_mode == ParallelMode.DISTRIBUTED and not args.fsdp
     if is_ddp and not finds_unused:
         raise UsageError(
-            "DistributedDataParallel would wait for sleeping blocks; set "
+            "DistributedDataParallel would wait for gradients of sleeping blocks; write "
             "TrainingArguments(ddp_find_unused_parameters=True)"
         )
 
 
-# ---- A callback for the `Trainer` of Hugging Face that lets a model grow while it is trained
+# ---- Seeds in the `Trainer`
 
 
 class GrowingModel(nn.Module):
-    """A garden as the trainer wants a model: it takes what the host takes, and saves as one.
+    """A garden in the form of its host: same arguments, saved as one model.
 
-    The trainer asks a model's class which arguments it takes, so every host has a class of its own:
-    `growing_model` makes it. What this module does not have itself is looked up in the host.
+    The trainer reads a model's arguments from its class, so `growing_model` makes a class for every
+    host. Attributes that this module lacks are looked up in the host.
     """
 
     def __init__(self, garden: Garden) -> None:
@@ -156,7 +155,7 @@ class GrowingModel(nn.Module):
         return getattr(self.garden.model, "config", None)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return weights and lifecycle, with tied weights apart, as safetensors needs them."""
+        """Return weights and lifecycle; safetensors needs tied weights as separate tensors."""
         state = super().state_dict(*args, **kwargs)
         tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
         state.update(separate(tensors))
@@ -172,7 +171,7 @@ class GrowingModel(nn.Module):
 
 
 def growing_model(garden: Garden) -> GrowingModel:
-    """Return a garden as a model that the trainer takes for one of the host's kind."""
+    """Return a garden as a model that the trainer treats like the host."""
     host = type(garden.model)
 
     def forward(self: GrowingModel, *args: Any, **kwargs: Any) -> Any:
@@ -186,25 +185,18 @@ def growing_model(garden: Garden) -> GrowingModel:
 
 
 class GrowingCallback(TrainerCallback):  # type: ignore[misc]
-    """Grows a garden in a `Trainer`; give that its `model` and its `optimizer`.
+    """Grows a garden in a `Trainer`; give the trainer its `model` and its `optimizer`.
 
     Args:
         garden: around the model to be trained.
         horizon: evaluations of the whole run.
-        controller: 'tamiyo', the learned one that comes along, 'heuristic', 'wait',
-            'schedule:FILE', or an object.
-        loss: how an evaluation sample is judged, as `esper.grow` takes it; by default the model's
-            own loss.
-        evaluate: measures the garden in place of the trainer's evaluation batches: a function from
+        controller: who decides, as for `esper.Gardener`.
+        loss: the loss of an evaluation sample, as `esper.grow` takes it; by default the model's
+            own.
+        evaluate: measures the garden instead of the trainer's evaluation batches: a function from
             the model to (loss[M], correct[M] or None), samples in a fixed order.
-        max_growth: most parameters and operations of the grown network, as a multiple of the
-            model's: 2.0 or "2x" lets it double. By default what the controller learned under:
-            'tamiyo' grows a network to twice its size at most, rules know no limit.
-        max_seeds: most seeds alive or fossilized at once, 0 without a limit.
-        max_parameters: most trainable parameters, in place of what `max_growth` allows.
-        max_added_flops: most operations per sample that seeds may add, likewise.
-        seed: seed of controllers that draw.
-        config: further settings.
+        options: further arguments of `esper.Gardener`: `max_growth`, `max_seeds`,
+            `max_parameters`, `max_added_flops`, `ablate_every`, `seed`, `config`.
     """
 
     def __init__(
@@ -215,28 +207,12 @@ class GrowingCallback(TrainerCallback):  # type: ignore[misc]
         *,
         loss: Loss | None = None,
         evaluate: Evaluate | Evaluator | None = None,
-        max_growth: float | str | None = None,
-        max_seeds: int | None = None,
-        max_parameters: int | None = None,
-        max_added_flops: int | None = None,
-        seed: int = 0,
-        config: GardenerConfig | None = None,
+        **options: Unpack[GardenerOptions],
     ) -> None:
         """Bring garden and controller together; nothing is measured yet."""
-        self.gardener = Gardener(
-            garden,
-            controller,
-            horizon,
-            max_growth=max_growth,
-            max_seeds=max_seeds,
-            max_parameters=max_parameters,
-            max_added_flops=max_added_flops,
-            seed=seed,
-            # The trainer gives every process a part of the evaluation samples.
-            config=(config or GardenerConfig()).replace(val_is_sharded=True),
-        )
+        self.gardener = make_gardener(garden, controller, horizon, **options)
         self.model = growing_model(garden)
-        """What to give to the trainer as its model."""
+        """The model to give to the trainer."""
         self._rounds = Rounds(self.gardener, loss, evaluate)
         self._measures_itself = evaluate is not None
         self._is_training = False
@@ -244,7 +220,7 @@ class GrowingCallback(TrainerCallback):  # type: ignore[misc]
 
     @property
     def history(self) -> list[EpochRecord]:
-        """What happened, one record for each evaluation."""
+        """One record for each evaluation."""
         return self.gardener.history
 
     def optimizer(
@@ -261,25 +237,26 @@ class GrowingCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Refuse a trainer in which nothing could grow."""
+        """Refuse a trainer in which nothing can grow."""
         if given["model"] is not self.model:
-            raise UsageError("the trainer trains another model; give it growing.model")
+            raise UsageError("the trainer has another model; write Trainer(growing.model, ...)")
         carried = self.gardener.carried
         if carried is None or _inner(given["optimizer"]) is not carried.optimizer:
             raise UsageError(
-                "the trainer has an optimizer that new seeds cannot join; give it one: "
-                "optimizers=(growing.optimizer(torch.optim.AdamW, lr=...), None)"
+                "new seeds cannot join the trainer's optimizer; write "
+                "Trainer(..., optimizers=(growing.optimizer(torch.optim.AdamW, lr=...), None))"
             )
         expected = _evaluations(args, state)
         if not expected:
             raise UsageError(
-                "growth decides whenever the trainer evaluates; set eval_strategy='epoch', or "
-                "'steps' with eval_steps=N"
+                "GrowingCallback decides after each evaluation, and this trainer never evaluates; "
+                "set eval_strategy='epoch', or 'steps' with eval_steps=N"
             )
         if expected < self.gardener.horizon:
             warn(
-                f"the trainer will evaluate {expected} times, but the horizon of growth is "
-                f"{self.gardener.horizon}; seeds may not be ready at the end"
+                f"the trainer will evaluate {expected} times, fewer than the horizon of "
+                f"{self.gardener.horizon}, so seeds may be unfinished at the end; write "
+                f"GrowingCallback(garden, horizon={expected})"
             )
         each = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self.gardener.tell(
@@ -293,7 +270,7 @@ class GrowingCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Measure, decide and act; the trainer saves its checkpoint after this."""
-        # Of several evaluation sets the first one counts; evaluations by hand do not.
+        # Only the first of several evaluation sets counts, and none that is called by hand.
         if not self._is_training or state.global_step == self._step:
             return
         self._step = state.global_step
@@ -303,7 +280,7 @@ class GrowingCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Grow no more."""
+        """Stop growing."""
         self._is_training = False
         self.model.on_loss = None
 
@@ -315,7 +292,6 @@ def _inner(optimizer: Any) -> Any:
 
 def _evaluations(args: TrainingArguments, state: TrainerState) -> int:
     """Return how often the trainer will evaluate."""
-    # Its names are both text and members of an enumeration.
     if args.eval_strategy == "epoch":
         return int(state.num_train_epochs)
     if args.eval_strategy == "steps":

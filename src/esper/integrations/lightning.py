@@ -1,13 +1,13 @@
-"""Lightning callbacks that let a network grow while it is fitted.
+"""Lightning callbacks that grow a network while it is fitted.
 
 `DeepenCallback` deepens the network of any `LightningModule`:
 
     Trainer(max_steps=8_000, callbacks=[DeepenCallback()]).fit(module, train)
 
-A quarter of its blocks are awake at first; the rest wake as copies. Checkpoints of Lightning hold
-the whole module and how many blocks are awake, so `fit(..., ckpt_path=...)` goes on exactly.
+A quarter of its blocks are awake at first; the rest wake as copies. Lightning's checkpoints hold
+the whole module and how many blocks are awake, so `fit(..., ckpt_path=...)` resumes exactly.
 
-`GrowingCallback` lets a garden inside a `LightningModule` grow:
+`GrowingCallback` grows a garden inside a `LightningModule`:
 
     class Digits(LightningModule):
         def __init__(self):
@@ -17,26 +17,27 @@ the whole module and how many blocks are awake, so `fit(..., ckpt_path=...)` goe
 
     Trainer(max_epochs=60, callbacks=[GrowingCallback()]).fit(Digits(), train, val)
 
-It decides whenever the trainer has validated. Checkpoints of Lightning hold everything: the
-garden grows back before its weights are loaded, the optimizer finds its parameters by name, and
-what the gardener remembers travels with the optimizer. So `trainer.fit(..., ckpt_path=...)` goes on
-as if it had not stopped, provided that the order of batches depends on nothing but the epoch.
+It decides after every validation. Lightning's checkpoints hold everything: the garden grows back
+before its weights are loaded, the optimizer finds its parameters by name, and its state includes
+the gardener's memory. So `trainer.fit(..., ckpt_path=...)` resumes exactly, provided that the order
+of batches depends only on the epoch.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from esper.growth.batches import Batches, count_samples
+from esper.growth.config import DEFAULT_CONTROLLER
 from esper.growth.criterion import Loss
 from esper.growth.depth.deepen import Deepen
-from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
-from esper.integrations import Rounds
+from esper.growth.gardener import Gardener
+from esper.integrations import GardenerOptions, Rounds, make_gardener
 from esper.kasmina.evaluation import Evaluate, Evaluator
 from esper.kasmina.garden import Garden
 from esper.leyline.controller import Controller
@@ -52,20 +53,13 @@ class GrowingCallback(Callback):  # type: ignore[misc]
     """Grows the garden that is part of the module being fitted.
 
     Args:
-        controller: 'tamiyo', the learned one that comes along, 'heuristic', 'wait',
-            'schedule:FILE', or an object.
+        controller: who decides, as for `esper.Gardener`.
         horizon: validations of the whole run; by default as many as the trainer will make.
-        loss: how a validation sample is judged: as `esper.grow` takes it.
-        evaluate: measures the garden in place of the trainer's validation batches: a function from
+        loss: the loss of a validation sample, as `esper.grow` takes it.
+        evaluate: measures the garden instead of the trainer's validation batches: a function from
             the model to (loss[M], correct[M] or None), samples in a fixed order.
-        max_growth: most parameters and operations of the grown network, as a multiple of the
-            model's: 2.0 or "2x" lets it double. By default what the controller learned under:
-            'tamiyo' grows a network to twice its size at most, rules know no limit.
-        max_seeds: most seeds alive or fossilized at once, 0 without a limit.
-        max_parameters: most trainable parameters, in place of what `max_growth` allows.
-        max_added_flops: most operations per sample that seeds may add, likewise.
-        seed: seed of controllers that draw.
-        config: further settings.
+        options: further arguments of `esper.Gardener`: `max_growth`, `max_seeds`,
+            `max_parameters`, `max_added_flops`, `ablate_every`, `seed`, `config`.
     """
 
     def __init__(
@@ -75,52 +69,41 @@ class GrowingCallback(Callback):  # type: ignore[misc]
         horizon: int | None = None,
         loss: Loss | None = None,
         evaluate: Evaluate | Evaluator | None = None,
-        max_growth: float | str | None = None,
-        max_seeds: int | None = None,
-        max_parameters: int | None = None,
-        max_added_flops: int | None = None,
-        seed: int = 0,
-        config: GardenerConfig | None = None,
+        **options: Unpack[GardenerOptions],
     ) -> None:
         """Choose how to grow; the garden is found when the trainer begins to fit."""
         super().__init__()
+        # A wrong name is refused here, not when fitting begins.
+        inspect.signature(Gardener).bind_partial(**options)
+        self._controller = controller
         self._horizon = horizon
         self._loss = loss
         self._evaluate = evaluate
-        self._make_gardener = partial(
-            Gardener,
-            controller=controller,
-            max_growth=max_growth,
-            max_seeds=max_seeds,
-            max_parameters=max_parameters,
-            max_added_flops=max_added_flops,
-            seed=seed,
-            # Lightning gives every process a part of the validation samples.
-            config=(config or GardenerConfig()).replace(val_is_sharded=True),
-        )
+        self._options = options
         self._rounds: Rounds | None = None
 
     @property
     def gardener(self) -> Gardener:
-        """The gardener at work, with its history; there is one from the start of `fit` on."""
+        """The gardener, with its history; available once `fit` has begun."""
         if self._rounds is None:
-            raise UsageError("the gardener comes to work when trainer.fit(...) begins")
+            raise UsageError("there is no gardener before trainer.fit(...); read it afterwards")
         return self._rounds.gardener
 
     @property
     def history(self) -> list[EpochRecord]:
-        """What happened, one record for each validation."""
+        """One record for each validation."""
         return self.gardener.history
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Bind garden and optimizer; Lightning loads the optimizer's saved state after this."""
         if not trainer.enable_validation:
             raise UsageError(
-                "growth decides whenever the trainer validates; give it validation batches and a "
-                "validation_step"
+                "GrowingCallback decides after each validation, and this trainer never validates; "
+                "give fit() validation batches and the module a validation_step"
             )
         garden = _garden_in(pl_module)
-        gardener = self._make_gardener(garden, horizon=self._horizon or _validations(trainer))
+        horizon = self._horizon or _validations(trainer)
+        gardener = make_gardener(garden, self._controller, horizon, **self._options)
         samples = count_samples(trainer.train_dataloader)
         gardener.tell(train_samples=samples, samples_per_epoch=_between(trainer, samples))
         optimizer = gardener.optimizer(lambda _: _optimizer_of(garden, trainer))
@@ -130,16 +113,16 @@ class GrowingCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
     ) -> None:
-        """Take down the loss of a batch."""
+        """Add the loss of a batch."""
         assert self._rounds is not None
         self._rounds.add_loss(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure, decide and act; callbacks that save checkpoints come after this one."""
+        """Measure, decide and act; callbacks that save checkpoints run after this one."""
         if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
             return
         assert self._rounds is not None
-        # A new seed takes its mode from the garden; Lightning puts back that of all others.
+        # A new seed copies the garden's mode; Lightning restores the mode of all other modules.
         self._rounds.gardener.garden.train()
         batches = None if self._evaluate is not None else _validation_batches(trainer)
         self._rounds.end(batches, precision=trainer.precision_plugin.val_step_context)
@@ -149,9 +132,9 @@ class DeepenCallback(Callback):  # type: ignore[misc]
     """Deepens the network inside the module being fitted.
 
     Args:
-        options: of `esper.Deepen`: `start`, `at`, `stacks`, `order`, `controller`, `ema`;
-            names of stacks are those in the `LightningModule`, and `total_steps` and
-            `batches_per_step` are those of the trainer.
+        options: arguments of `esper.Deepen`: `start`, `at`, `stacks`, `order`, `controller`,
+            `ema`. Names of stacks are those in the `LightningModule`; `total_steps` and
+            `batches_per_step` come from the trainer.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -164,9 +147,9 @@ class DeepenCallback(Callback):  # type: ignore[misc]
 
     @property
     def depth(self) -> Deepen:
-        """The `Deepen` at work; there is one from the start of `fit` on."""
+        """The `Deepen` object; available once `fit` has begun."""
         if self._depth is None:
-            raise UsageError("there is a Deepen once trainer.fit(...) has begun")
+            raise UsageError("there is no Deepen before trainer.fit(...); read it afterwards")
         return self._depth
 
     def state_dict(self) -> dict[str, Any]:
@@ -189,14 +172,14 @@ class DeepenCallback(Callback):  # type: ignore[misc]
             self._depth.load_state_dict(self._saved)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin where the trainer does, which by now has restored its own state."""
+        """Start at the trainer's step, which it has restored by now."""
         self._steps = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
     ) -> None:
-        """Count the step and wake blocks when it is time; callbacks that save come after this."""
-        # Batches that only add to the gradient are no steps.
+        """Count the step and wake blocks when due; callbacks that save run after this one."""
+        # A batch that only accumulates gradients is not a step.
         if trainer.global_step > self._steps:
             self._steps = trainer.global_step
             self.depth.step(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
@@ -207,7 +190,7 @@ def _garden_in(module: LightningModule) -> Garden:
     gardens = [part for part in module.modules() if isinstance(part, Garden)]
     if len(gardens) != 1:
         raise UsageError(
-            f"{type(module).__name__} holds {len(gardens)} gardens; make its network one: "
+            f"{type(module).__name__} holds {len(gardens)} gardens instead of one; write "
             "self.net = esper.Garden(model, slots, example)"
         )
     return gardens[0]
@@ -223,19 +206,19 @@ def _optimizer_of(garden: Garden, trainer: Trainer) -> Any:
     ]
     if len(found) != 1:
         raise UsageError(
-            f"{len(found)} optimizers of configure_optimizers hold parameters of the garden; one "
-            "is needed, which new seeds join"
+            f"{len(found)} optimizers of configure_optimizers hold parameters of the garden; "
+            "return exactly one that does, to which new seeds are added"
         )
     return found[0]
 
 
 def _validations(trainer: Trainer) -> int:
-    """Return how often a trainer will validate, as far as it says when it ends."""
+    """Return how often a trainer will validate."""
     steps = trainer.estimated_stepping_batches
     batches = trainer.num_training_batches
     if math.isinf(steps) or math.isinf(batches):
         raise UsageError(
-            "cannot tell how often this trainer will validate; say so: GrowingCallback(horizon=N)"
+            "this trainer has no fixed number of validations; write GrowingCallback(horizon=N)"
         )
     between = int(trainer.val_check_batch)
     if trainer.check_val_every_n_epoch is None:
@@ -246,7 +229,7 @@ def _validations(trainer: Trainer) -> int:
 
 
 def _between(trainer: Trainer, samples: int) -> int:
-    """Return how many of an epoch's samples are trained on from one validation to the next."""
+    """Return the number of samples trained on between two validations; 0 if unknown."""
     batches = trainer.num_training_batches
     if math.isinf(batches):
         return 0
@@ -261,8 +244,8 @@ def _validation_batches(trainer: Trainer) -> Batches:
         loaders = loaders[0]
     if isinstance(loaders, list | tuple | dict | Tensor):
         raise UsageError(
-            f"the trainer has {len(loaders)} validation loaders; say what growth is measured by: "
-            "GrowingCallback(evaluate=function)"
+            f"the trainer has {len(loaders)} validation loaders, and growth is measured on one; "
+            "write GrowingCallback(evaluate=function)"
         )
     batches: Batches = loaders
     return batches

@@ -29,6 +29,7 @@ from esper.kasmina.state import (
 )
 from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.config import Config, option
+from esper.leyline.controller import shortened
 from esper.leyline.errors import EsperError
 from esper.leyline.rules import Masks, Refusal, RulesConfig, RuleView, allows, refusals
 from esper.leyline.slots import Immediate
@@ -118,6 +119,20 @@ class LifecycleConfig(Config):
     auto_training: bool = option(False, "Pass G1 without being told.")
     auto_blending: bool = option(False, "Pass G2 without being told.")
     auto_holding: bool = option(False, "Pass G3 without being told.")
+
+    @property
+    def inert_epochs(self) -> int:
+        """Epochs a new seed lives through before it is first blended in."""
+        # Germinated, unless it trains at once; then training until its gate opens.
+        return self.gates.min_training_epochs + (0 if self.auto_training else 1)
+
+    def fitted(self, horizon: int) -> LifecycleConfig:
+        """Return the same life with its waits shortened in proportion to a short run."""
+        gates = self.gates.replace(
+            min_training_epochs=shortened(self.gates.min_training_epochs, horizon),
+            min_blending_epochs=shortened(self.gates.min_blending_epochs, horizon),
+        )
+        return self.replace(gates=gates, embargo_ticks=shortened(self.embargo_ticks, horizon))
 
     @property
     def effective_rules(self) -> RulesConfig:

@@ -13,11 +13,14 @@ from esper.kasmina.lifecycle import time_to_target, velocity
 from esper.kasmina.slot_table import SlotTable
 from esper.leyline.actions import TensorRecord
 from esper.leyline.config import Config, option
+from esper.leyline.controller import pace, shortened
 from esper.leyline.signals import HISTORY, Signals
 
 LEAST_PROGRESS = 0.1  # Progress, as a share of the first loss, that is assumed at least.
 _SPAN = 3
 """Epochs over which the gain is averaged."""
+_MOST_STABLE = 0.5
+"""A loss that falls by more of all progress in an epoch is not stable, however short the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,21 @@ class TrackerConfig(Config):
     stable_epochs: int = option(
         3, "Stable epochs in a row that close the latch; 0 closes it at once.", minimum=0
     )
+
+    @property
+    def settling_epochs(self) -> int:
+        """Fewest epochs after which a host can count as settled."""
+        return _SPAN + self.stable_epochs if self.stable_epochs else 1
+
+    def fitted(self, horizon: int) -> TrackerConfig:
+        """Return the settings for a run of this length: in a short one everything is faster."""
+        faster = pace(horizon)
+        return self.replace(
+            plateau_points=self.plateau_points * faster,
+            stable_gain=max(self.stable_gain, min(_MOST_STABLE, self.stable_gain * faster)),
+            stable_loss=max(self.stable_loss, min(_MOST_STABLE, self.stable_loss * faster)),
+            stable_epochs=shortened(self.stable_epochs, horizon),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

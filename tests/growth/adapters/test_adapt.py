@@ -255,7 +255,7 @@ def test_ranks_can_be_placed_before_training() -> None:
     before = adapters.ranks
     train(adapters, optimizer, 0, 6)
     assert adapters.ranks == before
-    with pytest.raises(UsageError, match="ranks are placed already"):
+    with pytest.raises(UsageError, match="already placed"):
         adapters.measure(range(3), lambda step: loss_of(model, step))
 
 
@@ -276,13 +276,13 @@ def test_gradient_accumulation_and_clipping() -> None:
 @pytest.mark.parametrize(
     ("make_adapters", "told"),
     [
-        (lambda: Adapt(make()), "either how much may be trained"),
-        (lambda: Adapt(make(), 500, rank=2), "either how much may be trained"),
-        (lambda: Adapt(make(), 2), "budget=2 is too small for one rank anywhere; the least is"),
-        (lambda: Adapt(nn.LayerNorm(4), 500), "found no weight that could be adapted"),
-        (lambda: Adapt(make(), 500, trainable="tail"), "names 'tail', which is no module"),
-        (lambda: Adapt(make(), 500, targets="tail"), "no weight to adapt is named 'tail'"),
-        (lambda: Adapt(DataParallel(make()), 500), "wrap it in DataParallel afterwards"),
+        (lambda: Adapt(make()), "budget=20_000"),
+        (lambda: Adapt(make(), 500, rank=2), "budget=20_000"),
+        (lambda: Adapt(make(), 2), "budget=2 is too small"),
+        (lambda: Adapt(nn.LayerNorm(4), 500), "no weight that can be adapted"),
+        (lambda: Adapt(make(), 500, trainable="tail"), "names 'tail'"),
+        (lambda: Adapt(make(), 500, targets="tail"), "names 'tail'"),
+        (lambda: Adapt(DataParallel(make()), 500), "without DataParallel"),
     ],
 )
 def test_refusals(make_adapters: Any, told: str) -> None:
@@ -314,7 +314,7 @@ def test_an_optimizer_that_does_not_hold_the_adapters_is_refused() -> None:
     adapters = Adapt(model, 500)
     with pytest.raises(UsageError, match=r"make it from adapters\.parameters\(\)"):
         adapters.step(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
-    with pytest.raises(UsageError, match="LBFGS keeps no state"):
+    with pytest.raises(UsageError, match="LBFGS"):
         adapters.step(torch.optim.LBFGS(adapters.parameters()))
     optimizer = adamw(adapters)
     for _ in range(39):
@@ -327,5 +327,5 @@ def test_a_state_of_another_model_or_budget_is_refused() -> None:
     state = Adapt(make(), 500).state_dict()
     with pytest.raises(CheckpointError, match="other weights"):
         Adapt(make(), 500, targets="wide").load_state_dict(state)
-    with pytest.raises(CheckpointError, match="a budget of 500, not 600"):
+    with pytest.raises(CheckpointError, match="a budget of 500, but this Adapt of 600"):
         Adapt(make(), 600).load_state_dict(state)

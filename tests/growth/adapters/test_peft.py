@@ -82,10 +82,10 @@ def test_a_configuration_says_where_and_how_much() -> None:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        (lora(use_dora=True), "cannot follow use_dora=True"),
-        (lora(lora_dropout=0.1), "cannot follow lora_dropout=0.1"),
-        (lora(target_modules=None), "name the layers in the LoraConfig"),
-        (lora(target_modules=["tail"]), "names no weight"),
+        (lora(use_dora=True), "use_dora=True"),
+        (lora(lora_dropout=0.1), "lora_dropout=0.1"),
+        (lora(target_modules=None), "target_modules"),
+        (lora(target_modules=["tail"]), "tail"),
         (lora(peft_type="IA3"), "takes a LoraConfig"),
     ],
 )
@@ -209,5 +209,5 @@ def test_weights_that_peft_adapts_are_left_to_it(peft: Any, tmp_path: Path) -> N
     optimizer = torch.optim.AdamW([*theirs, *adapters.parameters()], lr=0.01)
     losses = train(wrapped, optimizer, 20, adapters)
     assert losses[-1] < losses[0]
-    with pytest.raises(UsageError, match="wrapped by PEFT already"):
+    with pytest.raises(UsageError, match="already wraps"):
         adapters.save_pretrained(tmp_path)

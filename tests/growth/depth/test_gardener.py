@@ -406,10 +406,10 @@ class Endless:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"slots": ["blocks.0"]}, "slots is about seeds, and with deepen none grow"),
+        ({"slots": ["blocks.0"]}, "slots is for seeds, and deepen grows none"),
         ({"controller": "heuristic"}, r"deepen=\{'controller': ...\}"),
-        ({"max_growth": 2}, "max_growth is about seeds"),
-        ({"max_seeds": 2}, "max_seeds is about seeds"),
+        ({"max_growth": 2}, "max_growth is for seeds"),
+        ({"max_seeds": 2}, "max_seeds is for seeds"),
         ({"deepen": 3}, "deepen= takes True, a mapping"),
         ({"deepen": {"begin": 3}}, "no key 'begin'"),
         ({"deepen": {"start": 9}}, "9 blocks cannot be awake, there are 4 in blocks"),

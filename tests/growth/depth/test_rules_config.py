@@ -7,8 +7,8 @@ import pytest
 import torch
 import yaml
 
+from esper.growth.config import GrowthConfig
 from esper.growth.depth.rules import DeepenConfig
-from esper.growth.request import GrowthConfig
 from esper.leyline.errors import ConfigError, UsageError
 from esper.utils.settings import change_settings, parse_document
 

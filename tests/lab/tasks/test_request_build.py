@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from esper.growth.config import GardenerConfig, GrowthConfig
 from esper.growth.criterion import Loss
-from esper.growth.gardener import GardenerConfig
-from esper.growth.request import GrowRequest, GrowthConfig
+from esper.growth.request import GrowRequest
 from esper.growth.run import GrowthLoop
 from esper.kasmina.lifecycle import GardenConfig
 from esper.lab.tasks import TrainingConfig, get_task

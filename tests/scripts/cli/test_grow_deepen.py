@@ -117,9 +117,9 @@ def test_a_model_of_ones_own_is_deepened_and_then_deepened_further(command: Comm
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (("--deepen", "--slots", "layers.0"), "slots is about seeds"),
-        (("--deepen", "--controller", "random"), "controller is about seeds"),
-        (("--deepen", "--max-growth", "2"), "max_growth is about seeds"),
+        (("--deepen", "--slots", "layers.0"), "slots is for seeds"),
+        (("--deepen", "--controller", "random"), "controller is for seeds"),
+        (("--deepen", "--max-growth", "2"), "max_growth is for seeds"),
         (("--deepen-start", "9"), "9 blocks cannot be awake, there are 4 in layers"),
         (("--deepen", "--set", "growth.deepen.at={2.5: 3}"), "a share of the run between 0 and 1"),
         (

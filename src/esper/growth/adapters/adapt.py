@@ -11,20 +11,28 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.growth.adapters.carrying import check_held, inner_optimizers, swap
 from esper.growth.adapters.measuring import GradientSums, Use, shared_seed
 from esper.growth.adapters.placement import AdaptConfig, Planner
-from esper.growth.adapters.weights import AdaptedWeight, check_bare, find_weights, inside_peft
+from esper.growth.adapters.weights import (
+    AdaptedWeight,
+    check_bare,
+    check_held,
+    find_weights,
+    inner_optimizers,
+    peft_modules,
+    swap,
+)
 from esper.growth.depth.blocks import world_size
-from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.errors import CheckpointError, UsageError, nearest
 
 
 class Adapt:
     """Low-rank adapters on the weights of a frozen model, under a budget of trainable parameters.
 
-    The first few steps only measure gradients. Then the budget goes where they ask for it, weight
-    by weight and rank by rank, and the adapters begin in the directions that the gradients have.
-    Later idle ranks move. The model stays your own object; `bake()` merges the adapters into it.
+    The first few steps only measure gradients. Then `Adapt` spends the budget where the gradients
+    promise most, weight by weight and rank by rank, and starts the adapters in the directions of
+    the gradients. Later it moves idle ranks. The model stays your own object; `bake()` merges the
+    adapters into it.
 
         adapters = esper.Adapt(model, budget=20_000, total_steps=1_000)
         optimizer = torch.optim.AdamW(adapters.parameters(), lr=1e-3)
@@ -37,9 +45,9 @@ class Adapt:
         model: a trained network, not wrapped; its parameters are frozen.
         budget: most trainable parameters of all adapters together.
         rank: the same rank for every weight instead of a budget: plain LoRA, with random rows.
-        total_steps: optimizer steps of the whole run, by which ranks move; None: they never do.
-        targets: names of modules to adapt, or the ends of their names; all that can be by default.
-        trainable: names of modules that train as they are, a new head above all; beside the budget.
+        total_steps: optimizer steps of the whole run, needed to move ranks; None never moves them.
+        targets: names of modules to adapt, or the ends of their names; by default all that can be.
+        trainable: names of modules to train in full, such as a new head; not part of the budget.
         config: how ranks are measured, placed and moved.
     """
 
@@ -57,14 +65,16 @@ class Adapt:
         """Freeze the model and put a pair of rank 0 on every weight; with `rank`, one of that."""
         check_bare(model)
         if (budget is None) == (rank is None):
-            raise UsageError("say either how much may be trained, budget=20_000, or rank=8")
+            raise UsageError("Adapt needs either budget=20_000 (trainable parameters) or rank=8")
         self.model = model
         self.config = config or AdaptConfig()
         self._trainable = [trainable] if isinstance(trainable, str) else list(trainable)
         known = dict(model.named_modules())
         for name in self._trainable:
             if name not in known:
-                raise UsageError(f"trainable= names {name!r}, which is no module of the model")
+                raise UsageError(
+                    f"trainable= names {name!r}, no module of the model{nearest(name, known)}"
+                )
         chosen = find_weights(model, self._trainable).choose(targets)
         self._had_gradient = {name: p.requires_grad for name, p in model.named_parameters()}
         self._freeze()
@@ -89,14 +99,14 @@ class Adapt:
         if rank is not None:
             self._place_evenly(rank)
             return
-        # Random directions neither draw from the caller's stream nor depend on it when resumed.
+        # Random directions have a seed of their own, so that a resumed run draws the same.
         self._seed = shared_seed(next(iter(self._weights.values())).weight.device)
         self._planner = Planner(self._weights, budget, self.config, self._seed)
         least = min(one.cost for one in self._weights.values())
         if budget < least:
             self._give_back(merged=False)
             raise UsageError(
-                f"budget={budget:,} is too small for one rank anywhere; the least is {least:,}"
+                f"budget={budget:,} is too small for a single rank; give {least:,} or more"
             )
         if total_steps is not None:
             self._pending = sorted(
@@ -118,12 +128,12 @@ class Adapt:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """Every placement: its step, and components opened, settled and dropped, by weight."""
+        """Every placement: its step, and how many components it opened, settled and dropped."""
         return [dict(event) for event in self._history]
 
     @property
     def is_placed(self) -> bool:
-        """Whether ranks were handed out; before that nothing but `trainable` learns."""
+        """Whether ranks are placed; until then only `trainable` learns."""
         return self._is_placed
 
     @property
@@ -141,7 +151,7 @@ class Adapt:
         return sum(one.pair.rank * one.cost for one in self._weights.values())
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield what trains: modules named by `trainable`, then the pair of every weight."""
+        """Yield what trains: the parameters of `trainable`, then the pair of every weight."""
         yield from self._own_parameters().values()
         for one in self._weights.values():
             yield from (getattr(one.pair, key) for key in one.pair.trained)
@@ -172,10 +182,10 @@ class Adapt:
     # -- what users do -----------------------------------------------------------------------------
 
     def step(self, optimizer: Optimizer | Sequence[Optimizer]) -> None:
-        """Count an optimizer step, and place or move ranks when it is time; call it after each.
+        """Count an optimizer step, and place or move ranks when due; call it after each step.
 
         Args:
-            optimizer: what trains `parameters()`; new ranks join it.
+            optimizer: what trains `parameters()`; new ranks are added to it.
         """
         self._check_not_baked()
         optimizers = inner_optimizers(optimizer)
@@ -199,7 +209,7 @@ class Adapt:
     def measure(self, batches: Iterable[Any], loss: Callable[[Any], Tensor]) -> None:
         """Place ranks now, by gradients on some batches, instead of in the first steps.
 
-        Make the optimizer afterwards. Needed before `DistributedDataParallel`, in every process.
+        Make the optimizer afterwards. Before `DistributedDataParallel`, call it in every process.
 
         Args:
             batches: about as many as `measure_steps`.
@@ -207,7 +217,7 @@ class Adapt:
         """
         self._check_not_baked()
         if self._is_placed or self._sums is None:
-            raise UsageError("ranks are placed already; measure() comes before training")
+            raise UsageError("ranks are already placed; call measure() before the first step")
         own = list(self._own_parameters().values())
         kept = [p.grad for p in own]
         for batch in batches:
@@ -217,14 +227,14 @@ class Adapt:
             parameter.grad = gradient
         if not self._measured_steps:
             raise UsageError(
-                "measure() saw no gradient; give it batches, and the loss of the model"
+                "measure() saw no gradient; write measure(batches, lambda batch: loss of the model)"
             )
         self._place([])
 
     def bake(self) -> nn.Module:
-        """Merge the adapters into the weights and return the model, which is all your own again.
+        """Merge the adapters into the weights and return the model; nothing of Esper stays in it.
 
-        Classes, `state_dict` keys and what requires gradients are as they were.
+        Classes, `state_dict` keys and `requires_grad` are as they were.
         """
         self._check_not_baked()
         self._stop_watching()
@@ -236,7 +246,7 @@ class Adapt:
         """Write the adapters as a folder that `PeftModel.from_pretrained` loads.
 
         Args:
-            folder: made where it is not there.
+            folder: created if missing.
         """
         from esper.growth.adapters.peft import save_adapter
 
@@ -247,19 +257,19 @@ class Adapt:
 
     @classmethod
     def from_peft(cls, model: nn.Module, peft_config: Any, **options: Any) -> Adapt:
-        """Adapt what a `LoraConfig` of PEFT targets, with the parameters that its rank would have.
+        """Adapt the targets of a PEFT `LoraConfig`, with as many parameters as its rank would have.
 
         Args:
             model: a trained network, as PEFT would get it.
-            peft_config: a `LoraConfig`: target_modules, r, lora_alpha and modules_to_save count.
-            options: of `Adapt`, but `budget`, `targets` and `trainable`.
+            peft_config: a `LoraConfig`; target_modules, r, lora_alpha and modules_to_save are read.
+            options: arguments of `Adapt` other than `budget`, `rank`, `targets` and `trainable`.
         """
         from esper.growth.adapters.peft import read_lora_config
 
         targets, trainable, r, scale = read_lora_config(model, peft_config)
         config = (options.pop("config", None) or AdaptConfig()).replace(scale=scale)
         if "rank" in options:
-            raise UsageError("from_peft takes the rank from the configuration; leave rank= out")
+            raise UsageError("from_peft takes the rank from the LoraConfig; leave out rank=")
         found = find_weights(model, trainable).choose(targets)
         sizes = [one.module._parameters[one.tensor] for one in found.values()]
         budget = r * sum(p.shape[0] + p[0].numel() for p in sizes if p is not None)
@@ -268,7 +278,7 @@ class Adapt:
     # -- stopping and going on ---------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that was trained and what resuming needs, beside the optimizer's state."""
+        """Return everything that resuming needs, except the optimizer's own state."""
         return {
             "step": self._step,
             "measured_steps": self._measured_steps,
@@ -291,26 +301,27 @@ class Adapt:
     def load_state_dict(
         self, state: Mapping[str, Any], optimizer: Optimizer | Sequence[Optimizer] = ()
     ) -> None:
-        """Go on from a `state_dict`; the optimizer is loaded from its own.
+        """Restore a `state_dict`; load the optimizer from its own state.
 
         Args:
             state: what `state_dict` returned, of the same model.
-            optimizer: made from `parameters()` before; not needed where it is made afterwards.
+            optimizer: one made from `parameters()` before; leave it out if you make it afterwards.
         """
         self._check_not_baked()
         own = self._own_parameters()
-        for told, names, there in (
+        for kind, names, there in (
             ("weights", state["pairs"], self._weights),
             ("trainable parameters", state["trainable"], own),
         ):
             if names.keys() != there.keys():
                 odd = sorted(names.keys() ^ there.keys())[0]
                 raise CheckpointError(
-                    f"this state is of a model with other {told}: {odd} is in one of them only"
+                    f"this state belongs to a model with other {kind}: only one of both has {odd}"
                 )
         if state["budget"] != self._budget:
             raise CheckpointError(
-                f"this state is of a budget of {state['budget']:,}, not {self._budget:,}"
+                f"this state has a budget of {state['budget']:,}, but this Adapt of "
+                f"{self._budget:,}; write Adapt(model, {state['budget']})"
             )
         self._stop_watching()
         optimizers = inner_optimizers(optimizer)
@@ -355,7 +366,7 @@ class Adapt:
         self._history.append({"step": 0, "opened": self.ranks, "settled": {}, "dropped": {}})
 
     def _place(self, optimizers: Sequence[Optimizer]) -> None:
-        """Spend the budget by the gradients that were measured, for the first time or anew."""
+        """Spend the budget by the measured gradients, for the first time or again."""
         assert self._sums is not None
         assert self._planner is not None
         use, gradients = self._use, self._sums.sums()
@@ -364,7 +375,8 @@ class Adapt:
         chosen, self._asked = self._planner.plan(gradients, self._step)
         if not self._is_placed and not any(map(len, chosen.values())):
             raise UsageError(
-                "the gradients of all weights are zero, so ranks cannot be placed; check the loss"
+                f"the gradients of all {len(chosen)} weights are zero, so no rank can be placed; "
+                "check that the loss depends on the model"
             )
         event: dict[str, Any] = {"step": self._step, "opened": {}, "settled": {}, "dropped": {}}
         for name, directions in chosen.items():
@@ -388,8 +400,8 @@ class Adapt:
         """Measure gradients in the steps before a move, and move when it is time."""
         if world_size() > 1:
             raise UsageError(
-                "ranks cannot move under DistributedDataParallel, which does not know parameters "
-                "that come later; leave total_steps= out"
+                "ranks cannot move under DistributedDataParallel, which does not see parameters "
+                "that come later; leave out total_steps="
             )
         steps = self.config.measure_steps
         if self._sums is None:
@@ -402,9 +414,10 @@ class Adapt:
     def _renew(
         self, one: AdaptedWeight, directions: Tensor, optimizers: Sequence[Optimizer]
     ) -> None:
-        """Let a weight train components with these directions; the other matrix starts at 0.
+        """Replace the components that a weight trains by ones with these directions.
 
-        Parameters are new ones, so that an optimizer counts their steps from 0.
+        The other matrix starts at 0. The parameters are new, so an optimizer counts their steps
+        from 0.
         """
         count = len(directions)
         for key, shape in (("A", (count, one.columns)), ("B", (one.rows, count))):
@@ -419,24 +432,24 @@ class Adapt:
     # -- the model ---------------------------------------------------------------------------------
 
     def _freeze(self) -> None:
-        inside = tuple(f"{name}." for name in (*self._trainable, *inside_peft(self.model)))
+        excluded = tuple(f"{name}." for name in (*self._trainable, *peft_modules(self.model)))
         for name, parameter in self.model.named_parameters():
-            if not name.startswith(inside):
+            if not name.startswith(excluded):
                 parameter.requires_grad_(False)
         for parameter in self._own_parameters().values():
             parameter.requires_grad_(True)
 
     def _give_back(self, *, merged: bool) -> None:
-        """Take the pairs off the model, merged into the weights or not."""
+        """Remove the pairs from the model; `merged` adds them to the weights first."""
         for one in self._weights.values():
             one.release(merged=merged)
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(self._had_gradient[name])
 
     def _own_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters of modules that train as they are, by name."""
-        inside = tuple(f"{name}." for name in self._trainable)
-        return {n: p for n, p in self.model.named_parameters() if n.startswith(inside)}
+        """Return the parameters of the modules that `trainable` names."""
+        prefixes = tuple(f"{name}." for name in self._trainable)
+        return {n: p for n, p in self.model.named_parameters() if n.startswith(prefixes)}
 
     def _stop_watching(self) -> None:
         for watcher in (self._sums, self._use):
@@ -446,4 +459,4 @@ class Adapt:
 
     def _check_not_baked(self) -> None:
         if self._is_baked:
-            raise UsageError("the adapters are merged into the weights; make Adapt(...) anew")
+            raise UsageError("the adapters are merged into the weights; make a new Adapt(...)")

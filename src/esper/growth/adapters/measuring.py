@@ -1,4 +1,4 @@
-"""What is measured of adapters while a model trains: gradients of weights, use of components."""
+"""Measurements of adapters during training: gradients of weights, use of components."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Weights = Mapping[str, AdaptedWeight]
 
 
 def shared_seed(device: torch.device) -> int:
-    """Return the caller's seed, that of the first of several processes."""
+    """Return the seed of PyTorch's generator; in several processes that of rank 0."""
     seed = torch.tensor(torch.initial_seed() & 0x7FFF_FFFF_FFFF_FFFF, device=device)
     if world_size() > 1:
         dist.broadcast(seed, 0)
@@ -24,10 +24,10 @@ def shared_seed(device: torch.device) -> int:
 
 
 class GradientSums:
-    """Gradients of whole weights, summed over backward passes until they are asked for.
+    """Gradients of whole weights, summed over backward passes.
 
-    Weights require a gradient for as long, and a hook takes it away as soon as it is there: neither
-    an optimizer nor a clipping of gradients ever sees it.
+    Meanwhile the weights require a gradient. A hook takes it away as soon as it is computed, so
+    neither the optimizer nor gradient clipping ever sees it.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -68,7 +68,7 @@ class GradientSums:
         return dict(self._sums)
 
     def remove(self) -> None:
-        """Stop watching; weights are frozen again."""
+        """Remove the hooks and freeze the weights again."""
         for handle in self._handles:
             handle.remove()
         for one in self._weights.values():
@@ -90,11 +90,11 @@ class GradientSums:
 class Use:
     """How much the loss depends on each component: |b · gradient of b|, summed over steps.
 
-    That is the first-order change of the loss if the component were taken away.
+    That is the first-order change of the loss if the component were removed.
     """
 
     def __init__(self, weights: Weights) -> None:
-        """Watch the backward passes of what trains."""
+        """Watch the backward passes of the components."""
         self._weights = weights
         self._now: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
@@ -116,7 +116,7 @@ class Use:
         return take
 
     def end_step(self) -> None:
-        """Add what the last backward pass of a step showed."""
+        """Add the use in the last backward pass of a step."""
         for name, value in self._now.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._now = {}

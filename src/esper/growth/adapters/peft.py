@@ -1,4 +1,4 @@
-"""Adapters in the files and configurations of PEFT; nothing here imports it."""
+"""Reads and writes the files and configurations of PEFT, without importing it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from esper.growth.adapters.weights import AdaptedWeight, find_weights, inside_peft
+from esper.growth.adapters.weights import AdaptedWeight, find_weights, peft_modules
 from esper.leyline.errors import UsageError
 
 CONFIG = "adapter_config.json"
@@ -32,7 +32,7 @@ _UNSUPPORTED: dict[str, Any] = {
     "trainable_token_indices": None,
     "layer_replication": None,
 }
-"""Fields of a `LoraConfig` that Esper cannot follow, with the value at which they say nothing."""
+"""Fields of a `LoraConfig` that Esper does not support, with the value that turns each off."""
 
 
 def save_adapter(
@@ -46,14 +46,14 @@ def save_adapter(
     """Write a folder that `PeftModel.from_pretrained(model, folder)` loads.
 
     Args:
-        folder: made where it is not there.
+        folder: created if missing.
         model: the adapted network.
         weights: with their pairs.
         scale: factor of B A.
-        trainable: modules that trained as they are, saved whole.
+        trainable: modules that were trained in full, saved whole.
     """
-    if any(inside_peft(model)):
-        raise UsageError("the model is wrapped by PEFT already; save its own adapter by PEFT")
+    if any(peft_modules(model)):
+        raise UsageError("PEFT already wraps this model; write model.save_pretrained(folder)")
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
     for one in weights.values():
@@ -69,12 +69,14 @@ def save_adapter(
         tensors[f"{_PREFIX}{one.path}.lora_B.weight"] = left.contiguous().cpu()
         ranks[one.path] = len(right)
     if not ranks:
-        raise UsageError("no rank is placed yet, so there is no adapter to save; train first")
+        raise UsageError(
+            "no rank is placed yet, so there is no adapter to save; train, or call measure(), first"
+        )
     for name, parameter in model.named_parameters():
         if name.startswith(tuple(f"{module}." for module in trainable)):
             tensors[f"{_PREFIX}{name}"] = parameter.detach().contiguous().cpu()
     rank = max(ranks.values())
-    # PEFT matches the ends of names; a name that starts by ^ is matched whole.
+    # PEFT matches the ends of names; it matches a name that starts with ^ as a whole.
     patterns = {f"^{re.escape(path)}": own for path, own in ranks.items()}
     base = getattr(getattr(model, "config", None), "_name_or_path", None)
     config = {
@@ -101,7 +103,7 @@ def save_adapter(
 
 
 def _check_known(one: AdaptedWeight) -> None:
-    """Refuse a weight that PEFT adapts in another way."""
+    """Refuse a weight whose adapter PEFT cannot load."""
     if one.tensor != "weight" or isinstance(one.module, nn.MultiheadAttention):
         kind = "the projections of nn.MultiheadAttention"
     elif getattr(one.module, "groups", 1) > 1:
@@ -113,8 +115,8 @@ def _check_known(one: AdaptedWeight) -> None:
     else:
         return
     raise UsageError(
-        f"PEFT cannot load an adapter of {one.name} ({kind}); bake() and save the model, or leave "
-        "it out by targets="
+        f"PEFT cannot load an adapter of {one.name} ({kind}); call bake() and save the model, or "
+        "leave the weight out of targets="
     )
 
 
@@ -125,11 +127,13 @@ def read_lora_config(model: nn.Module, config: Any) -> tuple[list[str], list[str
     for key, usual in _UNSUPPORTED.items():
         value = getattr(config, key, usual)
         if value and value != usual:
-            raise UsageError(f"Esper cannot follow {key}={value!r} of a LoraConfig; leave it out")
+            raise UsageError(f"Adapt does not support {key}={value!r} of a LoraConfig; remove it")
     trainable = _ends_with(model, config.modules_to_save or ())
     wanted = config.target_modules
     if not wanted:
-        raise UsageError("name the layers in the LoraConfig: target_modules=[...] or 'all-linear'")
+        raise UsageError(
+            "the LoraConfig names no layers; write target_modules=[...] or 'all-linear'"
+        )
     names = [name.rpartition(".")[0] for name in find_weights(model, trainable).weights]
     if wanted == "all-linear":
         found = names
@@ -138,7 +142,7 @@ def read_lora_config(model: nn.Module, config: Any) -> tuple[list[str], list[str
     else:
         found = [n for n in names if any(f".{n}".endswith(f".{end}") for end in wanted)]
     if not found:
-        raise UsageError(f"target_modules={wanted!r} names no weight that could be adapted")
+        raise UsageError(f"target_modules={wanted!r} matches no weight that can be adapted")
     rank = config.r
     scale = config.lora_alpha / (rank**0.5 if getattr(config, "use_rslora", False) else rank)
     return found, trainable, rank, scale

@@ -1,7 +1,7 @@
-"""Where the ranks of adapters go: components of measured gradients, and a budget to spend on them.
+"""Chooses where the ranks of adapters go, from measured gradients and a budget.
 
 A component of a weight is a row of `A` and a column of `B`, one of which starts at 0. Its first
-gradient is that of the weight seen through the direction that the other one has.
+gradient is the weight's gradient projected on the direction of the other one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from esper.leyline.errors import ConfigError
 from esper.utils.randomness import drawing, generator
 
 EXACT = 512
-"""Sides up to which singular vectors are computed exactly; larger ones by random projections."""
+"""Smaller side up to which singular vectors are exact; above, random projections find them."""
 THIN = 0.5
-"""Share of an even budget that a matrix must be able to use to train alone."""
+"""A matrix trains alone only if it can use this share of its part of an even budget."""
 OVERSAMPLED = 8
-"""Random projections beyond the components that are wanted."""
+"""Number of random projections beyond the wanted components."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,18 +37,18 @@ class AdaptConfig(Config):
     )
     stay: float = option(
         1.0,
-        "New components must promise this many times what those that train still do.",
+        "Replace the components of a weight if new ones promise at least this many times as much.",
         minimum=0.0,
     )
     idle: float = option(
         0.01,
-        "A component that stops training is dropped if its use is below this share of the mean.",
+        "Drop a component that stops training if its use is below this share of the mean.",
         minimum=0.0,
     )
     coverage: float = option(
         0.2,
-        "A pair trains its smaller matrix alone where an even budget would give it this share of "
-        "the rank that is possible; elsewhere both.",
+        "Train only the smaller matrix of a pair where an even budget gives it at least this share "
+        "of its largest rank; elsewhere both.",
         minimum=0.0,
     )
     most: float = option(
@@ -59,7 +59,7 @@ class AdaptConfig(Config):
         1.5, "Length of random rows of A, where both matrices train; LoRA has 0.58.", above=0.0
     )
     fixed_size: float = option(
-        0.4, "Length of fixed directions, by which the right rate is about that of LoRA.", above=0.0
+        0.4, "Length of fixed directions; at 0.4 the best rate is about LoRA's.", above=0.0
     )
 
     def __post_init__(self) -> None:
@@ -74,21 +74,21 @@ class AdaptConfig(Config):
 
 @dataclass(slots=True)
 class Components:
-    """Directions that a weight could be adapted in, by falling gain."""
+    """Directions in which a weight could be adapted, best first."""
 
     directions: Tensor
-    """Of inputs where B starts at 0, of outputs where A does; one a row."""
+    """One in each row: of inputs where B starts at 0, of outputs where A does."""
     gains: list[float]
-    """By how much a first step of Adam on each would lower the loss, for a rate of 1."""
+    """How much a first step of Adam on each would lower the loss, at a learning rate of 1."""
 
 
 def leading(gradient: Tensor, count: int, name: str) -> Tensor:
-    """Return the leading right singular directions of a gradient, at most so many.
+    """Return at most `count` leading right singular directions of a gradient.
 
     Args:
         gradient: of a weight, as a matrix; transposed where directions of outputs are wanted.
         count: most directions wanted.
-        name: of the weight; random projections are drawn by it.
+        name: name of the weight, which seeds the random projections.
     """
     if min(gradient.shape) <= EXACT:
         _, values, rows = torch.linalg.svd(gradient, full_matrices=False)
@@ -103,10 +103,10 @@ def leading(gradient: Tensor, count: int, name: str) -> Tensor:
 
 
 def gains_of(gradient: Tensor, directions: Tensor) -> Tensor:
-    """Return what each direction promises, whatever its length.
+    """Return the gain of each direction, scaled to length 1.
 
-    Adam moves every entry by the rate, against the sign of its gradient: so the loss falls by the
-    sum of absolute gradients.
+    Adam moves every entry by the learning rate against the sign of its gradient, so the loss falls
+    by the sum of absolute gradients.
     """
     unit = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-30)
     gains: Tensor = (gradient @ unit.T.to(gradient)).abs().sum(0)
@@ -122,13 +122,13 @@ class Offer:
     cost: int
     """Parameters of one component."""
     least: int = 0
-    """Components that come before what others have beyond theirs."""
+    """Components that are allocated before any weight gets more than its own least."""
 
 
 def allocate(offers: Mapping[str, Offer], budget: int) -> dict[str, int]:
-    """Return how many components of each weight to open: greedily, by gain per parameter.
+    """Return how many components each weight gets, greedily by gain per parameter.
 
-    The least of every weight comes first. The parameters of all are within the budget.
+    The `least` of every weight comes first. The sum of parameters stays within the budget.
     """
     listed = [
         (index >= offer.least, -gain / offer.cost, name)
@@ -170,7 +170,7 @@ class Planner:
         self._evenly = budget / sum(one.cost for one in weights.values())
 
     def _choose_sides(self) -> None:
-        """Train one matrix of a pair where that covers enough, as long as the budget is used up."""
+        """Train one matrix of a pair where that covers enough and the budget is still used up."""
         weights = self._weights.values()
         evenly = self._budget / sum(one.most_rank for one in weights)
         both = self._budget / sum(one.rows + one.columns for one in weights)
@@ -191,10 +191,9 @@ class Planner:
     def plan(
         self, gradients: Mapping[str, Tensor], step: int
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the directions of new components by weight, and what gradients ask for in shares.
+        """Return the directions of new components, and the share of the gain, of each weight.
 
-        A weight that is not named keeps its components. One that is named gets these in place of
-        all that it trains now.
+        New components replace all that a weight trains now. A weight left out keeps its own.
         """
         found, left = {}, self._budget
         asked: dict[str, list[float]] = {}
@@ -215,22 +214,22 @@ class Planner:
         return chosen, shares(asked)
 
     def _offer(self, one: AdaptedWeight, new: Components) -> Offer:
-        """Return what a weight offers; where both of its matrices train, the even rank is sure.
+        """Return what a weight offers; where both of its matrices train, its even rank is certain.
 
-        First gradients tell fixed directions well, but not which pairs will learn most later.
+        First gradients rank fixed directions well, but not which pairs will learn most later.
         """
         is_fixed = len(one.pair.trained) == 1
         return Offer(new.gains, one.cost, 0 if is_fixed else int(self._evenly))
 
     def _components(self, name: str, one: AdaptedWeight, gradient: Tensor, step: int) -> Components:
-        """Return the directions that a weight could train next, best first."""
+        """Return the directions in which a weight could train next, best first."""
         most = max(1, round(self._config.most * self._evenly))
         most = min(most, one.most_rank)
         matrix = gradient if one.pair.start == "B" else gradient.T
         if len(one.pair.trained) == 1:
             size, rows = self._config.fixed_size, leading(matrix, most, name)
         else:
-            # Rows that train find their own way, and do so best from random ones (docs/log.md).
+            # Rows that train themselves learn best from random ones (docs/log.md).
             chance = generator("adapters", self._seed, name, step)
             rows = torch.randn(most, matrix.shape[1], generator=chance).to(matrix)
             size, rows = self._config.size, rows / rows.norm(dim=1, keepdim=True)
@@ -239,7 +238,7 @@ class Planner:
         return Components(size * rows[order], gains[order].tolist())
 
     def _moves(self, one: AdaptedWeight, new: Components, gradient: Tensor) -> bool:
-        """Return whether new components promise more than those that a weight trains now."""
+        """Return whether new components promise more than the ones that a weight trains now."""
         if len(one.pair.trained) == 2:
             return False
         is_right = one.pair.start == "B"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
+from torch.optim import Optimizer
 
+from esper.growth.depth.blocks import unwrap_optimizers
 from esper.leyline.errors import UsageError, instead
 
 Layout = Literal["linear", "transposed", "conv"]
@@ -26,8 +28,8 @@ _WRAPPERS = ("FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine", "Opt
 class LowRank(nn.Module):
     """A parametrization that adds `scale · B A` to a weight; at rank 0 it returns the weight.
 
-    Convolutions are seen as matrices of output channels by the rest, so `A` is a convolution of the
-    same kernel into `rank` channels and `B` a convolution by 1×1.
+    The weight of a convolution is a matrix of output channels by everything else, so `A` is a
+    convolution of the same kernel into `rank` channels and `B` a 1×1 convolution.
     """
 
     def __init__(self, weight: Tensor, layout: Layout, scale: float) -> None:
@@ -37,7 +39,7 @@ class LowRank(nn.Module):
         self.scale = scale
         rows, columns = matrix_shape(weight, layout)
         self.trained: tuple[str, ...] = ("A", "B")
-        # Small changes would be lost in the sums that an optimizer makes in half precision.
+        # An optimizer that works in half precision would round small changes away.
         kind = weight.dtype if weight.dtype in (torch.float32, torch.float64) else torch.float32
         self.A = nn.Parameter(torch.zeros(0, columns, dtype=kind, device=weight.device))
         self.B = nn.Parameter(torch.zeros(rows, 0, dtype=kind, device=weight.device))
@@ -52,7 +54,7 @@ class LowRank(nn.Module):
 
     @property
     def settled(self) -> int:
-        """Number of components that were trained and are frozen now."""
+        """Number of components that were trained and are now frozen."""
         return self.settled_A.shape[0]
 
     def factors(self) -> tuple[Tensor, Tensor]:
@@ -62,7 +64,7 @@ class LowRank(nn.Module):
         return torch.cat([self.settled_B, self.B], 1), torch.cat([self.settled_A, self.A])
 
     def train_only(self, *names: str) -> None:
-        """Train these matrices; another one stays as it is made."""
+        """Train these matrices only; the other one keeps its first values."""
         self.trained = names
         self.A.requires_grad_("A" in names)
         self.B.requires_grad_("B" in names)
@@ -74,7 +76,7 @@ class LowRank(nn.Module):
 
     @torch.no_grad()
     def settle(self, indices: Sequence[int]) -> None:
-        """Add copies of these components to those that are frozen."""
+        """Freeze copies of these components."""
         own = list(indices)
         self.settled_A = nn.Parameter(torch.cat([self.settled_A, self.A[own]]), False)
         self.settled_B = nn.Parameter(torch.cat([self.settled_B, self.B[:, own]], 1), False)
@@ -100,7 +102,7 @@ class LowRank(nn.Module):
 
 
 def matrix_shape(weight: Tensor, layout: Layout) -> tuple[int, int]:
-    """Return (outputs, inputs) of a weight seen as a matrix."""
+    """Return the shape (outputs, inputs) of a weight as a matrix."""
     if layout == "transposed":
         return weight.shape[1], weight.shape[0]
     return weight.shape[0], weight[0].numel()
@@ -112,7 +114,7 @@ def as_matrix(gradient: Tensor, layout: Layout) -> Tensor:
 
 
 class AdaptedWeight:
-    """One weight of a model with its low-rank pair, until it is released."""
+    """One weight of a model with its low-rank pair."""
 
     def __init__(
         self,
@@ -147,21 +149,21 @@ class AdaptedWeight:
 
     @property
     def most_rank(self) -> int:
-        """The rank of any change of the weight."""
+        """Largest rank that a change of the weight can have."""
         return min(self.rows, self.columns)
 
     @property
     def path(self) -> str:
-        """Name of the module that has the weight."""
+        """Name of the module that owns the weight."""
         return self.name.rpartition(".")[0]
 
     def release(self, *, merged: bool) -> None:
-        """Take the pair off the weight, which is itself again, with the pair merged or without."""
+        """Remove the pair from the weight; `merged` adds it to the weight first."""
         if merged:
             self.pair.merge_into(self.weight)
         parametrize.remove_parametrizations(self.module, self.tensor, leave_parametrized=False)
         own = self.module._parameters
-        # The order of parameters is that of optimizers and their checkpoints.
+        # Optimizers and their checkpoints rely on the order of parameters.
         for name in self._order:
             if name in own:
                 own[name] = own.pop(name)
@@ -187,13 +189,13 @@ class FoundWeights:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def choose(self, targets: str | Sequence[str]) -> dict[str, Eligible]:
-        """Return the weights of these modules, or all of them for 'auto'; refuse what is none."""
+        """Return the weights of these modules, or all for 'auto'; refuse names that match none."""
         if targets == "auto":
             if not self.weights:
                 why = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
                 raise UsageError(
-                    "found no weight that could be adapted; it must be of an nn.Linear, nn.Conv1d, "
-                    "nn.Conv2d, nn.MultiheadAttention or Hugging Face's Conv1D"
+                    "the model has no weight that can be adapted; Adapt needs an nn.Linear, "
+                    "nn.Conv1d, nn.Conv2d, nn.MultiheadAttention or Hugging Face's Conv1D"
                     + (f" ({why})" if why else "")
                 )
             return dict(self.weights)
@@ -207,7 +209,9 @@ class FoundWeights:
                     name, reason = next(iter(refused.items()))
                     raise UsageError(f"{name} cannot be adapted: {reason}")
                 known = [name.rpartition(".")[0] for name in self.weights]
-                raise UsageError(f"no weight to adapt is named {target!r}{instead(target, known)}")
+                raise UsageError(
+                    f"targets= names {target!r}, which matches no weight{instead(target, known)}"
+                )
             chosen |= found
         return {name: one for name, one in self.weights.items() if name in chosen}
 
@@ -222,7 +226,7 @@ def find_weights(model: nn.Module, trainable: Sequence[str] = ()) -> FoundWeight
     """Return the weights of a model that can be adapted, outside modules that train as they are."""
     found = FoundWeights()
     owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
-    outside = tuple(f"{name}." for name in (*trainable, *inside_peft(model)))
+    outside = tuple(f"{name}." for name in (*trainable, *peft_modules(model)))
     for path, module in model.named_modules():
         for tensor, layout in _weights_of(module):
             name = f"{path}.{tensor}" if path else tensor
@@ -236,8 +240,8 @@ def find_weights(model: nn.Module, trainable: Sequence[str] = ()) -> FoundWeight
     return found
 
 
-def inside_peft(model: nn.Module) -> Iterator[str]:
-    """Yield the names of modules that PEFT adapts or trains already."""
+def peft_modules(model: nn.Module) -> Iterator[str]:
+    """Yield the names of modules that PEFT already adapts or trains."""
     for path, module in model.named_modules():
         if _is_of_peft(module) and path:
             yield path
@@ -261,7 +265,7 @@ def _weights_of(module: nn.Module) -> Iterator[tuple[str, Layout]]:
     elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
         yield "weight", "transposed"
     elif isinstance(module, nn.Linear) or (
-        # Quantised layers have the sizes of a linear one, and a weight of another kind.
+        # A quantised layer has the attributes of a linear one, but another kind of weight.
         hasattr(module, "in_features") and hasattr(module, "weight")
     ):
         yield "weight", "linear"
@@ -270,7 +274,7 @@ def _weights_of(module: nn.Module) -> Iterator[tuple[str, Layout]]:
 def _why_not(module: nn.Module, tensor: str, owners: Counter[int]) -> str:
     """Return why a weight cannot be adapted; empty where it can be."""
     if parametrize.is_parametrized(module, tensor):
-        return "it has a parametrization already; remove that first"
+        return "it already has a parametrization; remove that first"
     weight = module._parameters.get(tensor)
     if weight is None or not weight.is_floating_point() or weight.itemsize < 2:
         return f"the weight of a {type(module).__name__} is quantised; load the model unquantised"
@@ -281,7 +285,7 @@ def _why_not(module: nn.Module, tensor: str, owners: Counter[int]) -> str:
     if weight.dim() < 2:
         return "it is not a matrix"
     if weight.dim() > 2 and not isinstance(module, _CONVOLUTIONS):
-        return f"it has {weight.dim()} dimensions, and is no convolution"
+        return f"it has {weight.dim()} dimensions but belongs to no convolution"
     return ""
 
 
@@ -290,6 +294,44 @@ def check_bare(model: nn.Module) -> None:
     name = type(model).__name__
     if isinstance(model, DistributedDataParallel | FSDPModule) or name in _WRAPPERS:
         raise UsageError(
-            f"give Adapt the model itself and wrap it in {name} afterwards: its wrapper does not "
-            "know parameters that come later"
+            f"Adapt needs the model without {name}, which would not see parameters that come "
+            f"later; write Adapt(model.module, ...) first and wrap the model afterwards"
         )
+
+
+# ---- Optimizers of pairs whose rank changes
+
+
+def inner_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    """Return the optimizers behind wrappers; refuse those under which ranks cannot change."""
+    found = unwrap_optimizers(optimizer)
+    for one in found:
+        if type(one).__name__ in ("LBFGS", "ZeroRedundancyOptimizer"):
+            raise UsageError(
+                f"{type(one).__name__} keeps no separate state for each parameter, so ranks cannot "
+                "change under it; use AdamW or SGD"
+            )
+    return found
+
+
+def check_held(parameters: Iterable[nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
+    """Refuse optimizers that do not hold all parameters."""
+    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    missing = sum(id(parameter) not in held for parameter in parameters)
+    if missing:
+        raise UsageError(
+            f"the optimizer lacks {missing} parameters of the adapters; make it from "
+            "adapters.parameters(), after adapters.measure(...) if you call that"
+        )
+
+
+def swap(
+    optimizers: Sequence[Optimizer], old: nn.Parameter, new: nn.Parameter, *, keeps_state: bool
+) -> None:
+    """Replace a parameter in the groups of optimizers; a new one starts without state."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [new if one is old else one for one in group["params"]]
+        state = optimizer.state.pop(old, None)
+        if state is not None and keeps_state:
+            optimizer.state[new] = state

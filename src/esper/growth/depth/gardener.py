@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.growth.config import GardenerConfig
 from esper.growth.depth.awake import listed
 from esper.growth.depth.deepen import Deepen
 from esper.growth.depth.rules import DeepenConfig, as_decision
 from esper.growth.depth.stacks import Stack, find_by_example
-from esper.growth.gardener import Gardener, GardenerConfig
+from esper.growth.gardener import Gardener
 from esper.kasmina.garden import Garden
 from esper.kasmina.saving import read_garden
 from esper.kasmina.slots.probe import call_arguments, evaluating, tensors_in

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.growth.request import GrowthConfig
+from esper.growth.config import GrowthConfig
 from esper.kasmina.hosts import BuiltInSeed, GrownConfig
 from esper.lab.population.population import Population
 from esper.lab.proof.plans import PlainSchedule

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.batches import first_batch, refuse_meta
-from esper.growth.criterion import predictions, refuse_labels
+from esper.growth.config import DEFAULT_CONTROLLER, GrowthConfig
+from esper.growth.criterion import outputs_of, predictions, refuse_labels
 from esper.growth.depth.rules import DeepenConfig
-from esper.growth.gardener import DEFAULT_CONTROLLER
-from esper.growth.own_loss import outputs_of
-from esper.growth.request import AUTO, STARTED_BY, GrowRequest, GrowthConfig
+from esper.growth.request import AUTO, STARTED_BY, GrowRequest
 from esper.growth.run import GrowthLoop
 from esper.kasmina.costs import as_options
 from esper.kasmina.lifecycle import GardenConfig

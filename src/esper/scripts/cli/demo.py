@@ -23,7 +23,7 @@ from esper.scripts.cli.output import err_console, new_table, out_console, print_
 from esper.utils.settings import changed_settings
 
 if TYPE_CHECKING:
-    from esper.growth.request import GrowthConfig
+    from esper.growth.config import GrowthConfig
     from esper.lab.proof.arm import Standing
     from esper.leyline.records import RunSummary
 

@@ -262,7 +262,7 @@ def _request(options: argparse.Namespace) -> Any:
 
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into complete settings."""
-    from esper.growth.gardener import DEFAULT_CONTROLLER
+    from esper.growth.config import DEFAULT_CONTROLLER
     from esper.lab.tasks.request import GrowSettings, growth_of
 
     growth = growth_of(options.task, _depth(options))

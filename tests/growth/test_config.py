@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim import SGD
 
 import esper
-from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs, shortest_run
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.signals import TrackerConfig
 from esper.lab.tasks import get_task
@@ -38,17 +37,20 @@ def test_durations_are_as_written_from_sixty_epochs_on() -> None:
     for horizon in (60, 61, 150):
         assert pace(horizon) == 1
         assert [shortened(n, horizon) for n in (0, 1, 5, 10)] == [0, 1, 5, 10]
-        assert fit_lifecycle(LifecycleConfig(), horizon) == LifecycleConfig()
-        assert fit_tracker(TrackerConfig(), horizon) == TrackerConfig()
+        assert LifecycleConfig().fitted(horizon) == LifecycleConfig()
+        assert TrackerConfig().fitted(horizon) == TrackerConfig()
     assert [shortened(n, 10) for n in (0, 1, 3, 5, 10)] == [0, 1, 1, 1, 2]
     assert shortened(10, 30) == 5
 
 
 def test_a_seed_is_inert_until_its_training_ends() -> None:
-    assert inert_epochs(LifecycleConfig()) == 11
-    assert inert_epochs(LifecycleConfig(auto_training=True)) == 10
-    assert shortest_run(LifecycleConfig(), TrackerConfig(), must_settle=True) == 18
-    assert shortest_run(LifecycleConfig(), TrackerConfig(), must_settle=False) == 13
+    assert LifecycleConfig().inert_epochs == 11
+    assert LifecycleConfig(auto_training=True).inert_epochs == 10
+
+
+def test_a_host_settles_once_its_losses_are_known() -> None:
+    assert TrackerConfig().settling_epochs == 6
+    assert TrackerConfig(stable_epochs=0).settling_epochs == 1
 
 
 @pytest.mark.filterwarnings("ignore:A static network of the same size")
@@ -101,7 +103,8 @@ def test_a_run_that_is_too_short_says_so_at_its_start() -> None:
         return [str(one.message) for one in told if issubclass(one.category, EsperWarning)]
 
     first = run(4)[0]
-    assert first.startswith("4 epochs are too few to grow in: before a seed is blended in, 7 pass")
+    assert first.startswith("4 epochs are too few to grow in")
+    assert "train for 7 or more" in first
     assert not any("too few to grow in" in line for line in run(8))
     # Who does not wait for the host to settle needs less, and who only waits nothing.
     assert not any("too few to grow in" in line for line in run(4, "random"))

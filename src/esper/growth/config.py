@@ -1,0 +1,177 @@
+"""Settings of one growing network, and what follows from them at the start of a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from esper.growth.depth.rules import DeepenConfig
+from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names, copied_names
+from esper.kasmina.costs import NO_LIMIT, as_options, times_host
+from esper.kasmina.garden import Garden
+from esper.kasmina.lifecycle import GardenConfig
+from esper.kasmina.recalibration import DEFAULT_SAMPLES
+from esper.kasmina.row_group import RowConfig
+from esper.kasmina.signals import RowFacts, TrackerConfig, row_facts
+from esper.kasmina.training import TrainingConfig
+from esper.leyline.config import Config, option
+from esper.leyline.controller import (
+    LEAST_SHARE,
+    Controller,
+    ControllerContext,
+    Limited,
+    is_too_short,
+)
+from esper.tamiyo.controllers import HeuristicController, LearnedController, WaitController
+
+DEFAULT_CONTROLLER = "tamiyo"
+
+Keep = Literal["best", "last"]
+"""Which network a run returns: that of the best validated epoch, or that of the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GardenerConfig(RowConfig):
+    """How often a gardener measures, what it tells the controller, and when it goes back."""
+
+    param_budget: int = option(
+        500_000, "Parameters that count as a full budget in the observation.", minimum=1
+    )
+    chance_loss: float = option(
+        0.0,
+        "Loss of a network that only guesses; 0 for that of `num_classes`, or where nobody knows.",
+        minimum=0.0,
+    )
+    train_samples: int = option(0, "Samples of the training set; 0 where nobody knows.", minimum=0)
+    samples_per_epoch: int = option(
+        0, "Samples trained on in one epoch; 0 where nobody knows.", minimum=0
+    )
+    num_classes: int = option(
+        0, "Classes or distinct tokens; 0 where there are none or nobody knows.", minimum=0
+    )
+    val_is_sharded: bool = option(
+        False,
+        "In several processes: put the samples that each evaluates together. "
+        "Otherwise all evaluate the same, and those of rank 0 count.",
+    )
+    statistics_samples: int = option(
+        DEFAULT_SAMPLES,
+        "Most training samples from which running statistics (BatchNorm) are taken anew before an "
+        "epoch is measured; 0 leaves them as training has them.",
+        minimum=0,
+    )
+    fits_horizon: bool = option(
+        True, "In a run of less than 60 epochs, shorten the waits in proportion."
+    )
+
+    def with_task_facts(self, **facts: float) -> GardenerConfig:
+        """Return the settings with what was found out about the task where they do not say it."""
+        return self.replace(**{name: v for name, v in facts.items() if not getattr(self, name)})
+
+    def task_facts(self, horizon: int) -> RowFacts:
+        """Return what a controller is told about the task before a network is trained on it."""
+        guess = math.log(self.num_classes) if self.num_classes > 1 else math.nan
+        return row_facts(
+            1,
+            horizon=horizon,
+            budget=self.param_budget,
+            chance_loss=self.chance_loss or guess,
+            train_samples=self.train_samples,
+            samples_per_epoch=self.samples_per_epoch,
+            num_classes=self.num_classes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthConfig(Config):
+    """How one network is grown."""
+
+    epochs: int = option(60, "Epochs of the whole run.", minimum=1)
+    seed: int = option(0, "Seed of the whole run.", minimum=0)
+    decide_every: int = option(
+        0, "Training steps that count as an epoch; 0: one pass over the training set.", minimum=0
+    )
+    twin: bool = option(False, "Also train the network that only waits, for comparison.")
+    keep: Keep = option(
+        "best", "Which network is returned, of the twin alike: the best validated, or the last."
+    )
+    rewarm: int | float = option(
+        0,
+        "Steps, or share of the run, in which learning rates rise from 0 at its start, as for a "
+        "finished network that is grown further.",
+        minimum=0,
+    )
+    patience: int = option(
+        0, "Stop after this many epochs without a better validation score; 0: never.", minimum=0
+    )
+    training: TrainingConfig = option(TrainingConfig, "How the network is trained.")
+    garden: GardenConfig = option(GardenConfig, "The life of seeds and the limits of growth.")
+    gardener: GardenerConfig = option(GardenerConfig, "How the network is measured.")
+    deepen: DeepenConfig | None = option(
+        None, "Let blocks sleep and wake instead of growing seeds; empty is not at all."
+    )
+
+
+# ---- What follows from a garden and its controller at the start of a run
+
+
+def controller_context(garden: Garden, seed: int) -> ControllerContext:
+    """Return what a controller is made for."""
+    return ControllerContext(
+        slot_names=garden.slot_names,
+        blueprint_names=blueprint_names(),
+        blueprint_kinds=blueprint_kinds(),
+        copies=copied_names(),
+        seed=seed,
+        inert_epochs=garden.config.lifecycle.inert_epochs,
+    )
+
+
+def learned_limits(controller: Controller, garden: Garden) -> dict[str, int]:
+    """Return limits of growth that a garden lacks and its controller learned under.
+
+    Nobody has measured what a policy does without a limit when it always had one; one clone
+    germinated and pruned by turns.
+    """
+    if not isinstance(controller, Limited):
+        return {}
+    limits = controller.limits
+    parameters = flops = NO_LIMIT
+    if garden.param_limit == NO_LIMIT:
+        # A host that is frozen altogether has no parameters to be a multiple of.
+        parameters = times_host(limits.parameters, garden.count_host_parameters()) or NO_LIMIT
+    if garden.flop_limit == NO_LIMIT and garden.placed.is_counted:
+        flops = times_host(limits.flops, garden.host_flops)
+    return as_options(parameters, flops, garden.host_flops)
+
+
+def startup_warning(
+    controller: Controller, garden: Garden, tracker: TrackerConfig, horizon: int
+) -> str | None:
+    """Return why a run is unlikely to grow and what to do about it; None where it may well grow.
+
+    Args:
+        controller: who will decide.
+        garden: what is to grow, with the life of seeds in a run of this length.
+        tracker: when the host counts as settled in such a run.
+        horizon: epochs of the run.
+    """
+    if isinstance(controller, WaitController):
+        return None
+    must_settle = isinstance(controller, HeuristicController)
+    needed = (tracker.settling_epochs if must_settle else 1) + 1
+    needed += garden.config.lifecycle.inert_epochs
+    if horizon < needed:
+        return (
+            f"{horizon} epochs are too few to grow in: the first seed is blended in after {needed} "
+            f"epochs at the earliest; train for {needed} or more"
+        )
+    learned = controller.policy.horizon if isinstance(controller, LearnedController) else 0
+    if is_too_short(horizon, learned):
+        return (
+            f"{horizon} epochs may be too few to grow in: the controller was trained on runs of "
+            f"{learned} epochs or more, and may act too late; train for "
+            f"{math.ceil(LEAST_SHARE * learned)} or more, or use controller='heuristic'"
+        )
+    return None
