@@ -101,7 +101,7 @@ def test_classes_may_come_last_unless_that_cannot_be_told() -> None:
     made = make_criterion(nn.CrossEntropyLoss(), TOKENS, WORDS)
     expected, _ = OBJECTIVES["language"](TOKENS, WORDS)
     torch.testing.assert_close(made.per_sample(TOKENS, WORDS)[0], expected)
-    with pytest.raises(UsageError, match=r"cannot tell where .* has its classes"):
+    with pytest.raises(UsageError, match=r"could be in axis 1 or the last"):
         make_criterion(nn.CrossEntropyLoss(), torch.randn(6, 4, 4), torch.randint(4, (6, 4)))
 
 
@@ -109,7 +109,7 @@ def test_numbers_are_never_compared_all_with_all() -> None:
     # [6, 1] with [6] would broadcast to [6, 6], with no more than a warning of PyTorch's.
     made = make_criterion(nn.MSELoss(), torch.arange(6.0)[:, None], torch.arange(6.0))
     assert made.per_sample(torch.arange(6.0)[:, None], torch.arange(6.0))[0].abs().max() == 0
-    with pytest.raises(UsageError, match="outputs and targets need the same shape"):
+    with pytest.raises(UsageError, match="the same shape"):
         make_criterion(nn.MSELoss(), torch.zeros(6, 3), torch.zeros(6))
 
 
@@ -130,13 +130,13 @@ def test_outputs_may_be_objects_or_dicts_with_logits() -> None:
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (nn.CrossEntropyLoss, "loss is the class CrossEntropyLoss; make one of it: CrossEntropy"),
+        (nn.CrossEntropyLoss, "write loss=CrossEntropyLoss()"),
         (7, "loss must be a name, a criterion such as nn.CrossEntropyLoss() or a function, got 7"),
         ("clasification", "did you mean 'classification'?"),
         (lambda outputs, y: 3.0, "the loss must return a tensor"),
         (lambda outputs, y: outputs, "one for each of the 6 samples, got [6, 4]"),
         (lambda outputs: outputs.mean(), "TypeError"),
-        (nn.MSELoss(), "outputs and targets need the same shape"),
+        (nn.MSELoss(), "the same shape"),
     ],
 )
 def test_what_is_wrong_with_a_loss_is_one_line(loss: Any, words: str) -> None:

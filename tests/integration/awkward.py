@@ -190,7 +190,7 @@ CASES: dict[str, Case] = {
         TOO_SMALL, normed, by_command=r"training batch \d+ .*\[1, 4\].*; a batch of one sample"
     ),
     "fewer scores than classes": Case(
-        "labels go from 0 to 2, but the model gives 2 scores, for classes 0 to 1", few_scores
+        "labels go from 0 to 2, but the model has 2 outputs, for classes 0 to 1", few_scores
     ),
     "outputs that are detached": Case(NOTHING_LEARNS, detached),
     "outputs that are whole numbers": Case(NOTHING_LEARNS, rounded),
@@ -210,11 +210,11 @@ CASES: dict[str, Case] = {
     "a constant loss": Case(NOTHING_LEARNS, options={"loss": lambda o, t: torch.tensor(1.0)}),
     "a constant for each": Case(NOTHING_LEARNS, options={"loss": lambda o, t: torch.ones(len(t))}),
     "a count as loss": Case(
-        "the loss is int64, of which there is no gradient",
+        "the loss is int64, which has no gradient",
         options={"loss": lambda o, t: (o.argmax(1) != t).sum()},
     ),
     "a bool for each": Case(
-        "the loss is bool, of which there is no gradient",
+        "the loss is bool, which has no gradient",
         options={"loss": lambda o, t: o.argmax(1) != t},
     ),
     "a complex loss": Case("the loss is complex64", options={"loss": lambda o, t: o.sum() * 1j}),

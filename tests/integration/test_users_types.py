@@ -159,7 +159,7 @@ def test_a_loss_of_its_own_that_cannot_be_taken_apart_is_refused() -> None:
 
         forward.__signature__ = __import__("inspect").signature(Speaking.forward)  # type: ignore[attr-defined]
 
-    with pytest.raises(UsageError, match="cannot be measured for each sample"):
+    with pytest.raises(UsageError, match="cannot be computed for each sample"):
         grow(Odd(), spoken(), spoken(), ["layer"])
     with pytest.raises(UsageError, match="batches must be dicts that hold them"):
         grow(net(), loaders(*data()), loaders(*data()), loss="model")
@@ -310,8 +310,8 @@ def too_short(optimizer: Any) -> OneCycleLR:
         ({"train": []}, "the training set is empty"),
         ({"train": TensorDataset(*data())}, "of single samples; wrap it in a DataLoader"),
         ({"loss": nn.CrossEntropyLoss}, "loss is the class CrossEntropyLoss"),
-        ({"loss": nn.MSELoss()}, "need the same shape"),
-        ({"loss": "multilabel"}, "'multilabel' compares one by one, which outputs [8, 2] and"),
+        ({"loss": nn.MSELoss()}, "the same shape"),
+        ({"loss": "multilabel"}, "'multilabel' needs a target for each output"),
         ({"val": many(float)}, "several labels at once are loss='multilabel'"),
         ({"val": many(int), "loss": nn.BCEWithLogitsLoss()}, "targets are torch.int64; give"),
         ({"optimizer": "adam"}, "optimizer must be an optimizer, or a function"),

@@ -60,14 +60,13 @@ class Criterion:
     of_batch: Callable[[Any, Any], Tensor] | None = None
     """(outputs, targets) -> the number to train on; None for the mean over samples."""
     reads_scores: bool = False
-    """Whether a tensor of scores is all it needs of the outputs: its owner wrote none of it."""
+    """Whether it needs nothing but a tensor of scores, so that it can judge made-up ones."""
 
 
 def guessing_loss(criterion: Criterion, outputs: Any, targets: Any) -> float:
-    """Return the loss of a network that only guesses, all its scores being the same; 0 if unknown.
+    """Return the loss of a network that only guesses, with equal scores; 0 if unknown.
 
-    There is something to guess where an answer is right or wrong, and nothing where numbers are
-    compared.
+    It is known where answers are right or wrong, not where numbers are compared.
     """
     if not criterion.reads_scores:
         return 0.0
@@ -78,13 +77,13 @@ def guessing_loss(criterion: Criterion, outputs: Any, targets: Any) -> float:
 
 
 def guessed_classes(chance_loss: float) -> int:
-    """Return among how many classes a guess costs as much; 0 where it is no cross-entropy."""
+    """Return the number of classes of which this is the guessing loss; 0 if there is none."""
     count = round(math.exp(min(chance_loss, 40.0)))
     return count if count > 1 and math.isclose(math.log(count), chance_loss, rel_tol=1e-4) else 0
 
 
 def predictions(outputs: Any) -> Tensor:
-    """Return the tensor to judge: the output itself, or its logits."""
+    """Return the scores in the outputs of a model: the output itself, or its logits."""
     if isinstance(outputs, Tensor):
         return outputs
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
@@ -95,13 +94,13 @@ def predictions(outputs: Any) -> Tensor:
     if isinstance(outputs, Mapping) and len(single) == 1:
         return single[0]
     raise UsageError(
-        f"the model returns {shapes_of(outputs)}, neither a tensor nor something with logits; give "
-        "loss=function(outputs, targets) that picks what is to be judged"
+        f"the model returns {shapes_of(outputs)}, neither a tensor nor an object with logits; "
+        "write loss=function(outputs, targets)"
     )
 
 
 def make_criterion(loss: Loss, outputs: Any, targets: Any) -> Criterion:
-    """Return a criterion, tried on one batch so that what does not fit is said at once."""
+    """Return a criterion; trying it on one batch finds at once what does not fit."""
     what = f"outputs {shapes_of(outputs)} and targets {shapes_of(targets)}"
     with explaining(f"the loss cannot be taken of {what}"), torch.no_grad():
         made = _make(loss, outputs, targets)
@@ -112,8 +111,8 @@ def make_criterion(loss: Loss, outputs: Any, targets: Any) -> Criterion:
         _refuse_without_gradient(to_train_on)
         if len(loss_of_each) != _samples(targets):
             raise UsageError(
-                f"the loss must return one number for each of the {_samples(targets)} samples, "
-                f"got {len(loss_of_each)}"
+                f"the loss returned {len(loss_of_each)} numbers for {_samples(targets)} samples; "
+                "return one for each sample"
             )
     return made
 
@@ -128,11 +127,11 @@ def _make(loss: Loss, outputs: Any, targets: Any) -> Criterion:
                 return Criterion(partial(_judged, objective), reads_scores=True)
         raise unknown_name("loss", loss, [*OBJECTIVES, OWN])
     if isinstance(loss, type):
-        raise UsageError(f"loss is the class {loss.__name__}; make one of it: {loss.__name__}()")
+        raise UsageError(f"loss is the class {loss.__name__}; write loss={loss.__name__}()")
     if not callable(loss):
         raise UsageError(
-            f"loss must be a name, a criterion such as nn.CrossEntropyLoss() or a function, "
-            f"got {loss!r}"
+            "loss must be a name, a criterion such as nn.CrossEntropyLoss() or a function, got "
+            f"{loss!r}"
         )
     if any(loss is objective for objective in OBJECTIVES.values()):
         return Criterion(loss, reads_scores=True)
@@ -143,30 +142,30 @@ def _make(loss: Loss, outputs: Any, targets: Any) -> Criterion:
 
 
 def _refuse_misfit(name: str, scores: Tensor, targets: Any) -> None:
-    """Refuse targets that a loss by name would read as something else, or not at all."""
+    """Refuse targets that do not fit a loss given by name."""
     if not isinstance(targets, Tensor):
         raise UsageError(f"targets must be a tensor, got {type(targets).__name__}")
     shapes = f"outputs {list(scores.shape)} and targets {list(targets.shape)} of {targets.dtype}"
     if name in ("multilabel", "regression") and scores.numel() != targets.numel():
-        raise UsageError(f"{name!r} compares one by one, which {shapes} do not allow")
+        raise UsageError(f"loss={name!r} needs a target for each output, got {shapes}")
     if name in ("classification", "language") and (
         targets.is_floating_point() or targets.dim() != scores.dim() - 1
     ):
         raise UsageError(
-            f"{name!r} needs the number of one class for every prediction, not {shapes}; several "
-            "labels at once are loss='multilabel', numbers loss='regression'"
+            f"loss={name!r} needs one class number for each prediction, got {shapes}; write "
+            "loss='multilabel' for several labels at once, or loss='regression' for numbers"
         )
 
 
 def refuse_labels(scores: Tensor, labels: Any) -> None:
-    """Refuse labels of classes that a model has no score for; a GPU would not say which."""
+    """Refuse labels of classes without a score; a GPU would not say which label is wrong."""
     if scores.dim() != 2 or not isinstance(labels, Tensor) or labels.is_floating_point():
         return
     low, high, most = int(labels.min()), int(labels.max()), scores.shape[1]
     if low < 0 or high >= most:
         raise UsageError(
-            f"labels go from {low} to {high}, but the model gives {most} scores, for classes 0 to "
-            f"{most - 1}; give it an output for each class"
+            f"labels go from {low} to {high}, but the model has {most} outputs, for classes 0 to "
+            f"{most - 1}; give the model an output for each class"
         )
 
 
@@ -175,7 +174,7 @@ def _judged(objective: Objective, outputs: Any, targets: Any) -> tuple[Tensor, T
 
 
 def _reduces(loss: Any) -> bool:
-    """Return whether a loss can be asked for one number per entry instead of their mean."""
+    """Return whether a loss has a `reduction` that can be turned off."""
     if isinstance(loss, nn.Module):
         return isinstance(getattr(loss, "reduction", None), str)
     try:
@@ -229,22 +228,22 @@ class _Reducing:
         )
 
     def _aligned(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        """Return scores and targets whose shapes this loss reads as they are meant."""
+        """Return scores and targets in the shapes that this loss expects."""
         scores = predictions(outputs)
         if not isinstance(targets, Tensor):
             raise UsageError(f"targets must be a tensor, got {type(targets).__name__}")
         if issubclass(self._kind, _ELEMENTWISE) and scores.shape != targets.shape:
-            # PyTorch would compare everything with everything.
+            # PyTorch would broadcast, and compare every output with every target.
             if scores.numel() != targets.numel():
                 raise UsageError(
-                    f"the loss compares {list(scores.shape)} with {list(targets.shape)}; outputs "
-                    "and targets need the same shape"
+                    f"the loss compares outputs {list(scores.shape)} with targets "
+                    f"{list(targets.shape)}; give both the same shape"
                 )
             targets = targets.reshape(scores.shape)
         if issubclass(self._kind, _ELEMENTWISE) and not targets.is_floating_point():
             raise UsageError(
-                f"the loss compares numbers, but targets are {targets.dtype}; give them as "
-                "targets.float(), or say loss='multilabel' or loss='regression'"
+                f"the loss compares floating-point numbers, but targets are {targets.dtype}; write "
+                "targets.float(), or loss='multilabel' or loss='regression'"
             )
         if issubclass(self._kind, _CLASSES) and scores.dim() > 2:
             scores = _classes_second(scores, targets)
@@ -274,15 +273,15 @@ def _classes_second(scores: Tensor, targets: Tensor) -> Tensor:
     last = scores.shape[1:-1] == targets.shape[1:]
     if second and last:
         raise UsageError(
-            f"cannot tell where {list(scores.shape)} has its classes for targets "
-            f"{list(targets.shape)}; give loss=function(outputs, targets), or 'language' for "
-            "[B, T, K]"
+            f"the classes of outputs {list(scores.shape)} could be in axis 1 or the last, for "
+            f"targets {list(targets.shape)}; write loss='language' for [B, T, K], or "
+            "loss=function(outputs, targets)"
         )
     return scores.movedim(-1, 1) if last else scores
 
 
 def _mean_by_sample(values: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Return [B]: the mean over everything but the samples, of what counts."""
+    """Return the mean over each sample [B], of the entries that count."""
     values = values.float()
     if counted is None or counted.shape != values.shape:
         return values.reshape(len(values), -1).mean(1)
@@ -292,21 +291,21 @@ def _mean_by_sample(values: Tensor, counted: Tensor | None = None) -> Tensor:
 
 
 def _from_result(loss: Callable[..., Any], outputs: Any, targets: Any) -> Criterion:
-    """Return a criterion of a function, by what it returns: each sample's loss, or one number."""
+    """Return a criterion of a function that returns each sample's loss, or one number."""
     result = loss(outputs, targets)
     if isinstance(result, tuple | list):
         return Criterion(loss)
     if not isinstance(result, Tensor):
         raise UsageError(
-            "the loss must return a tensor: one number for the batch, or one for each sample, "
-            f"got {type(result).__name__}"
+            "the loss must return a tensor, with one number for the batch or one for each sample; "
+            f"it returned a {type(result).__name__}"
         )
     _refuse_without_gradient(result)
     if result.dim() == 1 and len(result) == _samples(targets):
         return Criterion(lambda outputs, targets: (loss(outputs, targets), None))
     if result.numel() != 1:
         raise UsageError(
-            f"the loss must return one number for the batch or one for each of the "
+            f"the loss must return one number for the batch or one for each of its "
             f"{_samples(targets)} samples, got {list(result.shape)}"
         )
     _one_by_one(loss, outputs, targets)
@@ -316,19 +315,19 @@ def _from_result(loss: Callable[..., Any], outputs: Any, targets: Any) -> Criter
 def _refuse_without_gradient(loss: Tensor) -> None:
     if not loss.is_floating_point():
         raise UsageError(
-            f"the loss is {str(loss.dtype).removeprefix('torch.')}, of which there is no gradient; "
-            "it must be a floating-point number, such as a cross-entropy"
+            f"the loss is {str(loss.dtype).removeprefix('torch.')}, which has no gradient; return "
+            "a floating-point number, such as a cross-entropy"
         )
 
 
 def _one_by_one(loss: Callable[..., Any], outputs: Any, targets: Any) -> tuple[Tensor, None]:
-    """Return each sample's loss of a function that gives a mean: it is asked once for each."""
+    """Return each sample's loss of a function that gives a mean, by calling it for each."""
     samples = _samples(targets)
     shared = [t for t in tensors_in(outputs) if t.dim() == 0 or len(t) != samples]
     if shared:
         raise UsageError(
             f"the loss gives one number for a batch, and outputs {shapes_of(outputs)} cannot be "
-            "cut into samples; return one loss for each sample instead"
+            "split into samples; return one loss for each sample instead"
         )
 
     def cut(value: Any, index: int) -> Any:
@@ -354,10 +353,10 @@ def own_loss_of(outputs: Any) -> Tensor | None:
 
 
 def _own_criterion(outputs: Any, targets: Any) -> Criterion:
-    """Return the model's own loss: that of the criteria below which gives the model's number."""
+    """Return the criterion that reproduces the loss which the model computed itself."""
     loss = own_loss_of(outputs)
     if loss is None:
-        raise UsageError("the model returns no loss of its own; write loss='classification' or so")
+        raise UsageError("the model returns no loss; write loss='classification' or another")
     value = float(loss)
     for criterion, arrange in _OWN_LOSSES:
         found = _Reducing(criterion, arrange)
@@ -377,7 +376,7 @@ def _own_criterion(outputs: Any, targets: Any) -> Criterion:
 def _read_own(outputs: Any, targets: Any) -> Tensor:
     loss = own_loss_of(outputs)
     if loss is None:
-        raise UsageError("the model returned no loss for a training batch, but did for the first")
+        raise UsageError("the model returned no loss for a training batch; always return one")
     return loss.reshape(())
 
 
@@ -420,17 +419,17 @@ class OwnersEvaluator(BatchEvaluator):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """How a model is judged, and what of a batch it is to be given for that."""
+    """How a model is judged, and whether it is given the labels for that."""
 
     criterion: Criterion
     trains_with_labels: bool
     is_measured_with_labels: bool
     chance_loss: float = 0.0
-    """Loss of a network that only guesses; 0 where nobody knows."""
+    """Loss of a network that only guesses; 0 if unknown."""
 
     @property
     def facts(self) -> dict[str, float]:
-        """What a controller is told of the task where the settings do not say it."""
+        """Facts about the task for the controller."""
         return {
             "chance_loss": self.chance_loss,
             "num_classes": guessed_classes(self.chance_loss),
@@ -444,29 +443,29 @@ class Judged:
         name: str = "validation",
         precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> OwnersEvaluator:
-        """Return what measures a garden on such batches.
+        """Return what measures a garden on these batches, which come in a fixed order.
 
         Args:
-            batches: in a fixed order.
-            device: where to.
-            name: what they are called where one of them fails.
-            precision: context in which the network runs, for instance autocast.
+            batches: the user's batches.
+            device: where the network is.
+            name: name of the batches in errors.
+            precision: context in which the network runs, such as autocast.
         """
         moved = Moved(batches, device, keeps_label=self.is_measured_with_labels, name=name)
         return OwnersEvaluator(moved, self.criterion.per_sample, precision=precision)
 
 
 def find_criterion(model: nn.Module, loss: Loss | None, batch: Any, device: torch.device) -> Judged:
-    """Return how a model is judged; without a loss it is its own, else that of classification."""
+    """Return how a model is judged; without a loss by its own, else by classification."""
     if isinstance(loss, nn.Module):
         loss = loss.to(device)
     inputs, targets = next(iter(Moved([batch], device)))
     label = label_of(batch)
-    is_possible = label is not None and _takes(model, label)
+    is_possible = label in inspect.signature(model.forward).parameters
     if loss == OWN and not is_possible:
         raise UsageError(
-            "loss='model' is for a model that takes labels among its inputs and returns its loss; "
-            "batches must be dicts that hold them"
+            "loss='model' needs a model that takes labels and returns its loss, and batches that "
+            "are dicts with labels"
         )
     if is_possible and (loss is None or loss == OWN):
         labelled = next(iter(Moved([batch], device, keeps_label=True)))[0]
@@ -482,7 +481,7 @@ def find_criterion(model: nn.Module, loss: Loss | None, batch: Any, device: torc
 
 
 def outputs_of(model: nn.Module, inputs: Any) -> Any:
-    """Return what a model that evaluates puts out; say so where it cannot take the inputs."""
+    """Return the outputs of a model in eval mode; refuse inputs that it cannot take."""
     args, kwargs = call_arguments(inputs)
     problem = f"the model cannot take a validation batch {shapes_of(inputs)}"
     with explaining(problem), trying(model, inputs), torch.no_grad():
@@ -490,14 +489,9 @@ def outputs_of(model: nn.Module, inputs: Any) -> Any:
 
 
 def _does_without(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
-    """Return whether a model can do without labels: configurations then share their passes."""
+    """Return whether a model runs without labels, so that configurations can share passes."""
     try:
         predictions(outputs_of(model, inputs))
     except UsageError:
         return False
     return True
-
-
-def _takes(model: nn.Module, name: str) -> bool:
-    """Return whether a model takes an argument of this name."""
-    return name in inspect.signature(model.forward).parameters

@@ -415,7 +415,7 @@ MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "too many classes": (
         ("grow", "--model", "own_net:make", "--data", "many.npz", "--slots", "0", "--out", "run"),
-        "labels go from 0 to 6, but the model gives 3 scores, for classes 0 to 2",
+        "labels go from 0 to 6, but the model has 3 outputs, for classes 0 to 2",
     ),
     "wrong slot of a task": (
         (*FAST, "--slots", "r0c7", "--out", "run"),
