@@ -46,4 +46,4 @@ trainer = Trainer(
     optimizers=(growing.optimizer(torch.optim.AdamW, lr=3e-3), None),
 )  # fmt: skip
 trainer.train(resume_from_checkpoint=options.resume)
-print(f"after {growing.gardener.epoch} evaluations: {growing.gardener.garden}")
+print(f"after {growing.gardener.epoch} evaluations: {growing.gardener.garden!r}")
