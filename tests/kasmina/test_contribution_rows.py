@@ -93,9 +93,10 @@ def test_comparisons_point_into_the_plan(pattern: tuple[bool, ...]) -> None:
         return {slot for slot in seeds if plan[configuration][slot]}
 
     found = plan_differences(pattern)
-    assert [slot for slot, _ in found.solo] == seeds
-    for slot, without in found.solo:
-        assert on(without) == set(seeds) - {slot}
-    assert len(found.pairs) == len(seeds) * (len(seeds) - 1) // 2
-    for i, j, both, first, second, none in found.pairs:
-        assert (on(both), on(first), on(second), on(none)) == ({i, j}, {i}, {j}, set())
+    assert [slots for slots in found if len(slots) == 1] == [(slot,) for slot in seeds]
+    assert len(found) == len(seeds) * (len(seeds) + 1) // 2
+    for slots, places in found.items():
+        everyone, chosen = set(seeds), set(slots)
+        solo = [everyone, everyone - chosen]
+        pair = [chosen, *({slot} for slot in slots), set()]
+        assert [on(place) for place in places] == (solo if len(slots) == 1 else pair)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import math
 import shutil
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.kasmina.garden import Garden
 from esper.kasmina.lifecycle import GardenConfig
+from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.training import clip_gradients
 from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.leyline.errors import (
@@ -182,19 +184,19 @@ def test_a_state_dict_grows_another_garden_to_the_same_topology(stage: SeedStage
     assert list(other.state_dict()) == list(garden.state_dict())
 
 
-def test_listeners_hear_of_every_change_of_parameters_and_of_nothing_else() -> None:
-    class Ear:
-        def __init__(self) -> None:
-            self.count = 0
+def test_optimizers_hear_of_every_change_of_parameters_and_of_nothing_else() -> None:
+    class Ear(CarriedOptimizer):
+        count = -1
 
-        def hear(self) -> None:
+        def reconcile(self) -> None:
             self.count += 1
+            super().reconcile()
 
-    ear, deaf = Ear(), Ear()
     garden = stack_garden(lifecycle={"rules": {"min_prune_age": 0}})
-    garden.ties.listeners.add(ear.hear)
-    garden.ties.listeners.add(deaf.hear)
-    del deaf
+    ear, gone = (Ear(garden, torch.optim.SGD(garden.parameters(), lr=0.1)) for _ in range(2))
+    del gone
+    gc.collect()
+    assert len(garden.ties.optimizers) == 1
     garden.germinate("a", "norm", tempo=1)
     assert ear.count == 1
     garden.advance("a")
@@ -209,7 +211,6 @@ def test_listeners_hear_of_every_change_of_parameters_and_of_nothing_else() -> N
     assert ear.count == 3
     garden.load_state_dict(stack_garden().state_dict())
     assert ear.count == 4
-    assert len(garden.ties.listeners) == 1
 
 
 def test_a_batch_norm_host_works() -> None:

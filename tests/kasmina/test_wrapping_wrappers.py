@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from esper.kasmina.garden import Garden
-from esper.kasmina.wrapping import Listeners
 from esper.leyline.errors import SlotError, UsageError
 from esper.leyline.stages import SeedStage
 from tests.kasmina.gardens import Stack, bring, quick_config, same_state, stack_garden, stir
@@ -163,30 +162,3 @@ def test_a_model_of_torchscript_is_refused_by_name() -> None:
         Garden(scripted, ["0"], X)
     with pytest.raises(UsageError, match="'1' of the model is compiled by TorchScript"):
         Garden(nn.Sequential(nn.Linear(4, 4), scripted), ["0"], X)
-
-
-class Ear:
-    def __init__(self) -> None:
-        self.count = 0
-
-    def hear(self) -> None:
-        self.count += 1
-
-
-def test_everybody_is_told_each_time() -> None:
-    listeners, one, two = Listeners(), Ear(), Ear()
-    listeners.add(one.hear)
-    listeners.tell()
-    listeners.add(two.hear)
-    listeners.tell()
-    assert (one.count, two.count) == (2, 1)
-
-
-def test_listening_keeps_nobody_alive() -> None:
-    listeners, ear, gone = Listeners(), Ear(), Ear()
-    listeners.add(gone.hear)
-    listeners.add(ear.hear)
-    del gone
-    listeners.tell()
-    assert ear.count == 1
-    assert len(listeners) == 1

@@ -157,16 +157,6 @@ def record_contributions(
 
 
 @dataclass(frozen=True, slots=True)
-class Differences:
-    """Which configurations to compare for one pattern of participating slots."""
-
-    solo: tuple[tuple[int, int], ...]
-    """(slot, configuration without it)."""
-    pairs: tuple[tuple[int, int, int, int, int, int], ...]
-    """(slot i, slot j, f({i, j}), f({i}), f({j}), f(none))."""
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """What the ablations of all rows say; float64 on the CPU."""
 
@@ -183,25 +173,21 @@ class Measured:
 
 
 @lru_cache(maxsize=1024)
-def plan_differences(members: tuple[bool, ...]) -> Differences:
-    """Return the comparisons for these participating slots, by position in their plan."""
+def plan_differences(members: tuple[bool, ...]) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Return the configurations to compare, by position in the plan of these slots.
+
+    (slot,) has f(all) and f(all but the slot); (i, j) has f({i, j}), f({i}), f({j}) and f(none).
+    """
     seeds = [slot for slot, member in enumerate(members) if member]
     rows = plan_ablations(members).tolist()
     where = {frozenset(s for s in seeds if row[s]): k for k, row in enumerate(rows)}
     everyone = frozenset(seeds)
-    solo = tuple((slot, where[everyone - {slot}]) for slot in seeds)
-    pairs = tuple(
-        (
-            i,
-            j,
-            where[frozenset((i, j))],
-            where[frozenset((i,))],
-            where[frozenset((j,))],
-            where[frozenset()],
-        )
-        for i, j in itertools.combinations(seeds, 2)
-    )
-    return Differences(solo, pairs)
+    found: dict[tuple[int, ...], tuple[int, ...]] = {
+        (slot,): (0, where[everyone - {slot}]) for slot in seeds
+    }
+    for i, j in itertools.combinations(seeds, 2):
+        found[i, j] = tuple(where[frozenset(some)] for some in ((i, j), (i,), (j,), ()))
+    return found
 
 
 def compare_rows(
@@ -218,13 +204,11 @@ def compare_rows(
     pair_at: list[tuple[int, ...]] = []
     pairs: list[tuple[int, ...]] = []
     for row, pattern in enumerate(members.tolist()):
-        found, start = plan_differences(tuple(pattern)), starts[row]
-        for slot, without in found.solo:
-            solo_at.append((row, slot))
-            solo.append((start, start + without))
-        for i, j, both, first, second, none in found.pairs:
-            pair_at.append((row, i, j))
-            pairs.append((start + both, start + first, start + second, start + none))
+        start = starts[row]
+        for slots, places in plan_differences(tuple(pattern)).items():
+            at, lines = (pair_at, pairs) if len(slots) == 2 else (solo_at, solo)
+            at.append((row, *slots))
+            lines.append(tuple(start + place for place in places))
     shown_at: list[tuple[int, ...]] = [(row,) for row, plan in enumerate(plans) if len(plan)]
     device = values.device
     (main,) = _columns([(starts[row],) for (row,) in shown_at], 1, device)

@@ -138,9 +138,11 @@ class FunctionEvaluator:
         with evaluating(garden), torch.no_grad():
             for configuration in configurations:
                 with garden.seedbed.configured(configuration[None], None):
-                    results.append(_checked_results(self._evaluate(garden)))
+                    results.append(_checked(self._evaluate(garden), "evaluate(model)", "M"))
                 refuse_change(results[0], results[-1])
         losses = torch.stack([loss for loss, _ in results])
+        if not losses.numel():
+            raise UsageError("the validation set is empty; give it at least one sample")
         correct = [right for _, right in results if right is not None]
         return losses, torch.stack(correct) if correct else None
 
@@ -296,13 +298,7 @@ def joined(found: Sequence[Results], dim: int) -> Results:
 
 def apply_objective(objective: Objective, outputs: Any, targets: Any) -> Results:
     """Return loss [B] and correctness [B] or None, or refuse what is not one entry per sample."""
-    result = objective(outputs, targets)
-    if not isinstance(result, tuple | list) or len(result) != 2:
-        raise UsageError(
-            "the loss function must return (loss[B], correct[B] or None), one entry per sample "
-            f"(no mean over the batch), got {_kind(result)}"
-        )
-    return _check_shapes(result, "the loss function must return one loss per sample, [B]")
+    return _checked(objective(outputs, targets), "the loss function", "B")
 
 
 def pass_samples(garden: Garden, device: torch.device) -> int:
@@ -366,31 +362,20 @@ def _batch_mixer(garden: Garden) -> str | None:
     return None
 
 
-def _checked_results(result: Any) -> Results:
-    """Refuse results of a user's evaluation that would make every later number meaningless."""
+def _checked(result: Any, who: str, size: str) -> Results:
+    """Refuse anything but one loss, and one correctness or None, for each sample."""
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise UsageError(
-            "evaluate(model) must return (loss[M], correct[M] or None), one entry per sample, "
-            f"got {_kind(result)}"
+            f"{who} must return (loss[{size}], correct[{size}] or None), one entry per sample (no "
+            f"mean over the batch), got {_kind(result)}"
         )
-    loss, correct = _check_shapes(
-        result, "evaluate must return one loss per validation sample, [M]"
-    )
-    if loss.numel() == 0:
-        raise UsageError("the validation set is empty; give it at least one sample")
-    return loss, correct
-
-
-def _check_shapes(result: Any, rule: str) -> Results:
     loss, correct = result
     if not isinstance(loss, Tensor) or loss.dim() != 1:
-        raise UsageError(f"{rule}, got {_kind(loss)}")
+        raise UsageError(f"{who} must return one loss per sample, [{size}], got {_kind(loss)}")
     if correct is not None and not (isinstance(correct, Tensor) and correct.shape == loss.shape):
-        what = (
-            f"shape {_kind(correct)}" if isinstance(correct, Tensor) else f"type {_kind(correct)}"
-        )
+        what = "shape" if isinstance(correct, Tensor) else "type"
         raise UsageError(
-            f"there are {loss.numel()} losses but correctness of {what}; "
+            f"{who} returned {loss.numel()} losses but correctness of {what} {_kind(correct)}; "
             "both need one entry per sample"
         )
     return loss, correct

@@ -36,7 +36,6 @@ from esper.kasmina.slot_table import (
 from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames, place_slots, with_kin
 from esper.kasmina.state import SlotState, inert_seeds
 from esper.kasmina.wrapping import (
-    Mirrored,
     Ties,
     Whole,
     connect,
@@ -320,7 +319,7 @@ class Garden(nn.Module):
 
     def notice_training(self) -> None:
         """Mark the seeds that no optimizer has trained yet, and warn of them."""
-        is_carried = bool(self.ties.listeners)
+        is_carried = bool(self.ties.optimizers)
         self.table.state = find_untrained(self.model, self.seedbed, self.state, is_carried)
 
     def measure_gradients(self) -> None:
@@ -403,7 +402,7 @@ class Garden(nn.Module):
         if garden is self or garden.slot_names != self.slot_names:
             raise UsageError("a garden can only follow another with the same slots: its copy")
         garden.ties.followers.add(self)
-        self.ties.mirrored = Mirrored()
+        self.ties.mirrored.clear()
         self._mirror(garden)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Garden:
@@ -436,8 +435,8 @@ class Garden(nn.Module):
             self.seedbed.forget_sources()
         if changed:
             self._table.resize(self.seedbed.sizes())
-            self.ties.listeners.tell()
-        for follower in self.ties.followers:
+            self.ties.reconcile()
+        for follower in list(self.ties.followers):
             follower._mirror(self)
         self.seedbed.forget_sources()
 
@@ -448,7 +447,7 @@ class Garden(nn.Module):
         )
         self._table.state = garden.state
         self._sync()
-        self.ties.listeners.tell()
+        self.ties.reconcile()
 
 
 watch(Garden)
@@ -465,7 +464,7 @@ def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str
     garden.take_gradients()
     garden._table.state = state
     garden._sync(inherits=False)
-    garden.ties.listeners.tell()
+    garden.ties.reconcile()
     garden.seedbed.germinations = germinations
     for slot in garden.seedbed:
         # How a saved seed was trained is unknown: do not warn.

@@ -54,7 +54,7 @@ class CarriedOptimizer:
                 if id(parameter) in known:
                     self._seeds[id(parameter)] = parameter
         self.reconcile()
-        garden.ties.listeners.add(self.reconcile)
+        garden.ties.optimizers.add(self)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_state_dict_post_hook(self._add_names)
         optimizer.register_load_state_dict_pre_hook(self._match_names)

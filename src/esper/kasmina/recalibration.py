@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from esper.kasmina.evaluation import Evaluator, Results, joined, refuse_change
 from esper.kasmina.garden import Garden
-from esper.kasmina.slots.probe import axis_size, call_arguments, tensors_in
+from esper.kasmina.slots.probe import axis_size, call_arguments, evaluating, tensors_in
 from esper.utils.randomness import drawing
 
 DEFAULT_SAMPLES = 2048
@@ -84,11 +84,9 @@ def moving_norms(model: nn.Module) -> list[_NormBase]:
     ]
     if not norms or model.training:
         return [norm for norm in norms if norm.training]
-    modes = _modes(model)
-    model.train()
-    moving = [norm for norm in norms if norm.training]
-    _set_modes(modes)
-    return moving
+    with evaluating(model):
+        model.train()
+        return [norm for norm in norms if norm.training]
 
 
 @torch.no_grad()
@@ -171,7 +169,6 @@ def fitting_evaluator(evaluator: Evaluator, garden: Garden, inputs: Sequence[Any
 @contextmanager
 def _averaging(model: nn.Module, norms: Sequence[_NormBase]) -> Iterator[None]:
     """Within the block the model evaluates, but for these layers, which average what they see."""
-    modes = _modes(model)
     kept = [(norm, norm.momentum, _count(norm)) for norm in norms]
     seen: dict[_NormBase, int] = dict.fromkeys(norms, 0)
 
@@ -184,12 +181,12 @@ def _averaging(model: nn.Module, norms: Sequence[_NormBase]) -> Iterator[None]:
         seen[norm] += values
         norm.momentum = values / seen[norm]
 
-    model.eval()
     handles = [norm.register_forward_pre_hook(weigh) for norm in norms]
-    for norm in norms:
-        norm.training = True
     try:
-        yield
+        with evaluating(model):
+            for norm in norms:
+                norm.training = True
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -197,7 +194,6 @@ def _averaging(model: nn.Module, norms: Sequence[_NormBase]) -> Iterator[None]:
             norm.momentum = momentum
             if count is not None and norm.num_batches_tracked is not None:
                 norm.num_batches_tracked.copy_(count)
-        _set_modes(modes)
 
 
 def _eagerly(model: nn.Module) -> AbstractContextManager[Any]:
@@ -214,15 +210,6 @@ def _eagerly(model: nn.Module) -> AbstractContextManager[Any]:
         return nullcontext()
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance
-
-
-def _modes(model: nn.Module) -> list[tuple[nn.Module, bool]]:
-    return [(module, module.training) for module in model.modules()]
-
-
-def _set_modes(modes: Sequence[tuple[nn.Module, bool]]) -> None:
-    for module, mode in modes:
-        module.training = mode
 
 
 def _count(norm: _NormBase) -> Tensor | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +18,6 @@ from esper.kasmina.lifecycle import TrainingMode
 from esper.kasmina.slot import MIXING, GateNetwork, Slot, SlotMode
 from esper.kasmina.slots.placement import Placement
 from esper.kasmina.state import SlotState
-from esper.kasmina.wrapping import Mirrored
 from esper.leyline.errors import SlotError, reason_of, warn
 from esper.leyline.slots import Symmetry, Topology, is_causal
 from esper.leyline.stages import BLENDED_STAGES, AlphaAlgorithm, AlphaMode, SeedStage
@@ -177,22 +178,27 @@ class Seedbed(nn.Module):
             _sync_freeze(index, slot, state)
         return changed
 
-    def mirror(self, other: Seedbed, mirrored: Mirrored, host: Surroundings) -> None:
-        """Hold what another seedbed holds: copies of its new modules, one's own of known ones.
+    def mirror(self, other: Seedbed, known: weakref.WeakSet[nn.Module], host: Surroundings) -> None:
+        """Hold what another seedbed holds: copies of its modules, of each new one once.
 
-        What has just been copied there from a block is copied here from one's own.
+        Where the other has just copied a block, the block of this host is copied.
+
+        Args:
+            other: the seedbed that is followed.
+            known: its modules of which there are copies here; new ones are added.
+            host: what stands around this seedbed.
         """
         for mine, theirs in zip(self, other, strict=True):
-            like = host.reference(mine.name)
             for name in ("seed", "gate"):
-                before = getattr(mine, name)
-                module = mirrored.take_over(before, getattr(theirs, name))
-                if module is before:
+                own, module = getattr(mine, name), getattr(theirs, name)
+                if own is module is None or (own is not None and module in known):
                     continue
-                if name == "seed" and theirs.sources:
-                    module = copy_block(host.block(mine.name))
-                elif module is not None:
-                    module = self._settle(module, like)
+                if module is not None:
+                    known.add(module)
+                    if name == "seed" and theirs.sources:
+                        module = copy_block(host.block(mine.name))
+                    else:
+                        module = self._settle(copy.deepcopy(module), host.reference(mine.name))
                 setattr(mine, name, module)
                 mine.is_copy = theirs.is_copy
                 mine.frozen = theirs.frozen

@@ -17,6 +17,14 @@ from esper.leyline.controller import pace, shortened
 from esper.leyline.signals import HISTORY, Signals
 
 LEAST_PROGRESS = 0.1  # Progress, as a share of the first loss, that is assumed at least.
+_OR_ABSENT = (
+    *("stage", "blueprint", "alpha_mode", "algorithm"),
+    *("epochs_in_stage", "age", "counterfactual_age"),
+)
+_OR_ZERO = ("alpha", "alpha_target", "grad_norm", "grad_health", "grad_health_prev")
+_OR_NAN = ("contribution", "contribution_se", "contribution_velocity")
+"""Fields of `SlotState` that `Signals` shows, by what stands where there is nothing to show."""
+
 _SPAN = 3
 """Epochs over which the gain is averaged."""
 _MOST_STABLE = 0.5
@@ -274,23 +282,11 @@ def read_signals(
         rolled_back=rolled_back,
         enabled=table.enabled,
         occupied=occupied,
-        stage=or_absent(state.stage),
-        blueprint=or_absent(state.blueprint),
-        alpha_mode=or_absent(state.alpha_mode),
-        algorithm=or_absent(state.algorithm),
-        alpha=or_zero(state.alpha),
-        alpha_target=or_zero(state.alpha_target),
         alpha_velocity=or_zero(velocity(state)),
         time_to_target=or_zero(time_to_target(state)),
-        epochs_in_stage=or_absent(state.epochs_in_stage),
-        age=or_absent(state.age),
-        counterfactual_age=or_absent(state.counterfactual_age),
-        contribution=or_nan(state.contribution),
-        contribution_se=or_nan(state.contribution_se),
-        contribution_velocity=or_nan(state.contribution_velocity),
-        grad_norm=or_zero(state.grad_norm),
-        grad_health=or_zero(state.grad_health),
-        grad_health_prev=or_zero(state.grad_health_prev),
+        **{name: or_absent(getattr(state, name)) for name in _OR_ABSENT},
+        **{name: or_zero(getattr(state, name)) for name in _OR_ZERO},
+        **{name: or_nan(getattr(state, name)) for name in _OR_NAN},
         vanishing=state.vanishing & occupied,
         exploding=state.exploding & occupied,
         interaction=state.interaction.to(torch.float32),

@@ -7,7 +7,6 @@ something else. The same holds for wrappers given the model instead of its garde
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from esper.leyline.errors import SlotError, UsageError
 
 if TYPE_CHECKING:
     from esper.kasmina.garden import Garden
+    from esper.kasmina.optimizer import CarriedOptimizer
 
 
 class Whole:
@@ -206,91 +206,35 @@ def _wrap(parent: nn.Module, child: nn.Module, gardens: list[Garden]) -> None:
             )
         garden.ties.wrapper = weakref.ref(parent)
     if gardens:
-        from esper.kasmina.renewal import Renewal
+        from esper.kasmina.ddp import RebuildOnGrowth
 
-        parent.register_forward_pre_hook(Renewal(gardens))
-
-
-class Followers:
-    """The gardens that follow one, held weakly."""
-
-    def __init__(self) -> None:
-        """Begin with nobody."""
-        self._references: list[weakref.ref[Garden]] = []
-
-    def __iter__(self) -> Iterator[Garden]:
-        found = (reference() for reference in self._references)
-        return iter([garden for garden in found if garden is not None])
-
-    def add(self, garden: Garden) -> None:
-        """Let a garden follow, once."""
-        others = (weakref.ref(one) for one in self if one is not garden)
-        self._references = [*others, weakref.ref(garden)]
-
-
-class Mirrored:
-    """Which modules of the garden that is followed the copy has taken over."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._known: list[weakref.ref[nn.Module]] = []
-
-    def take_over(self, mine: nn.Module | None, theirs: nn.Module | None) -> nn.Module | None:
-        """Return the copy's own module, a fresh copy where theirs is new."""
-        if theirs is None:
-            return None
-        self._known = [reference for reference in self._known if reference() is not None]
-        if mine is not None and any(reference() is theirs for reference in self._known):
-            return mine
-        self._known.append(weakref.ref(theirs))
-        return copy.deepcopy(theirs)
-
-
-Listener = Callable[[], None]
-
-
-class Listeners:
-    """Bound methods, held weakly: to listen keeps nobody alive."""
-
-    def __init__(self) -> None:
-        """Begin with nobody."""
-        self._references: list[weakref.WeakMethod[Listener]] = []
-
-    def __len__(self) -> int:
-        return len(self._references)
-
-    def add(self, listener: Listener) -> None:
-        """Tell this bound method too, for as long as its object lives."""
-        self._references.append(weakref.WeakMethod(listener))
-
-    def tell(self) -> None:
-        """Call every listener that is still there, and forget the others."""
-        alive = []
-        for reference in self._references:
-            listener = reference()
-            if listener is not None:
-                listener()
-                alive.append(reference)
-        self._references = alive
+        parent.register_forward_pre_hook(RebuildOnGrowth(gardens))
 
 
 def _nobody() -> None:
-    """Return what a reference says that was never set, or whose object is gone."""
+    """Stand in for a weak reference that was never set."""
 
 
 class Ties:
-    """Who has to do with a garden, all held weakly; a copy of the garden has ties of its own."""
+    """What else depends on a garden, all held weakly; a copy of the garden has ties of its own."""
 
     def __init__(self) -> None:
-        """Begin with nobody."""
-        self.listeners = Listeners()
-        """Whom it tells that parameters came or went."""
-        self.followers = Followers()
-        self.mirrored = Mirrored()
+        """Start with none."""
+        self.optimizers: weakref.WeakSet[CarriedOptimizer] = weakref.WeakSet()
+        """Those that let new parameters in and removed ones out."""
+        self.followers: weakref.WeakSet[Garden] = weakref.WeakSet()
+        """Gardens that hold the same seeds, such as an average of the weights."""
+        self.mirrored: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """Seeds and gates of the followed garden that this one has copies of."""
         self.original: Callable[[], Garden | None] = _nobody
-        """The garden that this one was copied from, as long as that is there."""
+        """The garden that this one was copied from, as long as it exists."""
         self.wrapper: Callable[[], DistributedDataParallel | None] = _nobody
         """The DDP wrapper that trains the garden in several processes, where there is one."""
+
+    def reconcile(self) -> None:
+        """Tell optimizers that parameters came or went."""
+        for optimizer in list(self.optimizers):
+            optimizer.reconcile()
 
     def __reduce__(self) -> tuple[type[Ties], tuple[()]]:
         return Ties, ()

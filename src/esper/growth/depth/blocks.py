@@ -118,11 +118,11 @@ class Processes:
         for parameter in self._frozen:
             parameter.requires_grad_(False)
         # Loads PyTorch's compiler, which only a wrapped model needs.
-        from esper.kasmina.renewal import renew
+        from esper.kasmina.ddp import rebuild
 
         # Gradients that are views of the old wrapper's memory are no use to the new one.
         wrapper.zero_grad(set_to_none=True)
-        renew(wrapper, find_unused_parameters=False)
+        rebuild(wrapper, find_unused_parameters=False)
 
     def check(self, *, is_asleep: bool) -> None:
         """Refuse to go on in a pass of a DDP wrapper that waits for gradients of sleeping blocks.

@@ -19,6 +19,7 @@ from esper.kasmina.slots.probe import (
     Trial,
     axis_size,
     first_tensor,
+    hooked,
     look,
     refuse_failed,
     shrinking_axes,
@@ -127,10 +128,7 @@ class Inference:
         """Return whether samples along an axis of the inputs would influence one another."""
         slots = [trial.at(path) for path, shape in self._shapes.items() if len(shape) == 3]
         watched = slots + trial.at_end()
-        mixes = any(
-            found is not None and found.is_telling and found.following and not found.independent
-            for found in watched
-        )
+        mixes = any(found is not None and found.mixes for found in watched)
         # What a model returns may well be without samples, such as a loss.
         loses = any(found and not found.following for found in (watched if trial.axis else slots))
         fits = all(
@@ -196,22 +194,17 @@ class Inference:
             for name, module in self._model.named_modules()
             if isinstance(module, _CHANNELS_FIRST + _CHANNELS_LAST)
         }
-        entered: dict[str, list[Any]] = {}
-        handles = [
-            module.register_forward_pre_hook(
-                lambda module, args, name=name: entered.setdefault(name, []).extend(args)
-            )
-            for name, module in known.items()
-        ]
-        try:
+        entered: dict[str, list[Any]] = {name: [] for name in known}
+
+        def note(name: str, module: nn.Module, args: Any) -> None:
+            entered[name].extend(args)
+
+        with hooked(known, before=note):
             seen = look(self._model, {**known, path: slot}, self._example)
-        finally:
-            for handle in handles:
-                handle.remove()
         output = seen.tensor(path)
         for name, module in known.items():
             axis = 1 if isinstance(module, _CHANNELS_FIRST) else len(shape) - 1
-            if any(_is_same(output, value) for value in entered.get(name, [])):
+            if any(_is_same(output, value) for value in entered[name]):
                 votes[True].add(axis)
             mine = [first_tensor(value) for value in seen.outputs[name]]
             alike = any(isinstance(value, Tensor) and value.shape == shape for value in mine)

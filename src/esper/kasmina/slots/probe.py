@@ -8,7 +8,7 @@ says less, and is no error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -180,16 +180,21 @@ def refuse_failed(seen: Seen, example: Any) -> None:
 
 
 @contextmanager
-def hooked(modules: Mapping[str, nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, submodules call a forward hook that is told their path as well."""
-    handles = [
-        module.register_forward_hook(partial(hook, path)) for path, module in modules.items()
-    ]
-    try:
+def hooked(
+    modules: Mapping[str, nn.Module],
+    after: Callable[..., Any] | None = None,
+    before: Callable[..., Any] | None = None,
+) -> Iterator[None]:
+    """Within the block, submodules call forward hooks with their path as the first argument."""
+    with ExitStack() as handles:
+        for path, module in modules.items():
+            if before is not None:
+                handle = module.register_forward_pre_hook(partial(before, path))
+                handles.callback(handle.remove)
+            if after is not None:
+                handle = module.register_forward_hook(partial(after, path))
+                handles.callback(handle.remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def teachable_at(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> set[str]:
@@ -252,16 +257,7 @@ def with_others_changed(example: Any, which: tuple[bool, ...], axis: int) -> Any
     draw = torch.Generator().manual_seed(0)
 
     def change(tensor: Tensor) -> Tensor:
-        if tensor.is_meta or tensor.dtype == torch.bool:
-            return tensor
-        changed = tensor.clone()
-        others = changed.narrow(axis, 0, tensor.shape[axis] - 1)
-        if tensor.is_floating_point():
-            noise = torch.randn(others.shape, generator=draw, dtype=torch.float64)
-            others += (1 + others.abs().amax()) * noise.to(others)
-        else:
-            others.copy_(_other_numbers(others, tensor))
-        return changed
+        return changed_entries(tensor, axis, 0, tensor.shape[axis] - 1, draw)
 
     return _map_some(example, which, change)
 
@@ -313,6 +309,11 @@ class Dependence:
     """Those of them along which the last sample does not change when all others do."""
     is_telling: bool
     """Whether anything changed at all: if not, nothing was learned about independence."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether each sample depends on the others of its batch."""
+        return self.is_telling and bool(self.following) and not self.independent
 
 
 class Trial:

@@ -20,15 +20,7 @@ from esper.kasmina.blueprints.registry import blueprint_by_id, withheld
 from esper.kasmina.garden import Garden, load_garden
 from esper.kasmina.lifecycle import GardenConfig, LifecycleConfig
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames
-from esper.kasmina.slots.probe import (
-    SAMPLES,
-    axis_size,
-    call_arguments,
-    resized,
-    tensors_along,
-    tensors_in,
-    with_others_changed,
-)
+from esper.kasmina.slots.probe import Trial, call_arguments, tensors_in
 from esper.kasmina.slots.symmetry import find_symmetries
 from esper.kasmina.state import GateConfig
 from esper.leyline.errors import EsperError, EsperWarning, SlotError, reason_of
@@ -170,27 +162,8 @@ def _lost_symmetry(garden: Garden, name: str, example: Any) -> str:
 
 
 def _mixes(garden: Garden, example: Any) -> bool:
-    """Return whether the last sample's outputs depend on the other samples of its batch."""
-    axis = garden.batch_axis
-    size = axis_size(example, axis)
-    which = tensors_along(example, axis, size)
-    try:
-        batch = resized(example, which, axis, SAMPLES)
-        one = _run(garden, batch)
-        samples = SAMPLES
-    except Exception:
-        # A model of one size of batch is tried on that.
-        batch, samples, one = example, size, _run(garden, example)
-    other = _run(garden, with_others_changed(batch, which, axis))
-    for before, after in zip(one, other, strict=True):
-        followed = [i for i, length in enumerate(before.shape) if length == samples]
-        kept = [
-            torch.equal(before.select(i, samples - 1), after.select(i, samples - 1))
-            for i in followed
-        ]
-        if kept and not any(kept):
-            return True
-    return False
+    """Return whether a sample's outputs depend on the other samples of its batch."""
+    return any(found.mixes for found in Trial(garden, {}, example, garden.batch_axis).at_end())
 
 
 def _run(garden: Garden, example: Any) -> list[Tensor]:

@@ -12,10 +12,8 @@ model whose inputs are images, and what attention does behind a projection that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from esper.kasmina.slots.probe import (
     call_arguments,
     changed_entries,
     first_tensor,
+    hooked,
     map_tensors,
     noise_like,
     resized,
@@ -216,11 +215,11 @@ class _Probe:
             seen.tensors[where] = tensor.clone()
             return None if change is None else change(where, tensor)
 
-        def before(path: str, args: Any) -> Any:
+        def before(path: str, module: nn.Module, args: Any) -> Any:
             new = look((path, calls[path], "in"), args[0]) if args else None
             return None if new is None else (new, *args[1:])
 
-        def after(path: str, output: Any) -> Any:
+        def after(path: str, module: nn.Module, args: Any, output: Any) -> Any:
             new = look((path, calls[path], "out"), first_tensor(output))
             calls[path] += 1
             if new is None or isinstance(output, Tensor):
@@ -229,8 +228,8 @@ class _Probe:
 
         args, kwargs = call_arguments(example)
         try:
-            hooked = _hooked(self._modules, before, after)
-            with hooked, trying(self._model, example), torch.no_grad():
+            hooks = hooked(self._modules, after, before)
+            with hooks, trying(self._model, example), torch.no_grad():
                 answers = self._model(*args, **kwargs)
         except Exception:
             # A model of a user's may refuse any batch but its own: the way there has been seen.
@@ -298,27 +297,6 @@ class _Probe:
         return False
 
 
-@contextmanager
-def _hooked(
-    modules: Mapping[str, nn.Module],
-    before: Callable[[str, Any], Any],
-    after: Callable[[str, Any], Any],
-) -> Iterator[None]:
-    handles = []
-    try:
-        for path, module in modules.items():
-            handles.append(
-                module.register_forward_pre_hook(lambda m, args, path=path: before(path, args))
-            )
-            handles.append(
-                module.register_forward_hook(lambda m, args, out, path=path: after(path, out))
-            )
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 # -- which axes hold the positions ----------------------------------------------------------------
 
 
@@ -355,42 +333,25 @@ def _axes_of_size(example: Any, length: int, batch_axis: int) -> Selection:
 def _selections(example: Any, length: int, batch_axis: int) -> list[Selection]:
     """Return what of the inputs may hold the positions, the simplest first."""
     shapes = [tuple(tensor.shape) for tensor in tensors_in(example)]
+    places = [(n, axis, size) for n, shape in enumerate(shapes) for axis, size in enumerate(shape)]
 
-    def choose(wanted: Callable[[int, int, int], bool]) -> Selection:
+    def choose(chosen: list[tuple[int, int, int]]) -> Selection:
+        usable = {(n, axis) for n, axis, size in chosen if axis != batch_axis and size > 1}
         return tuple(
-            tuple(
-                axis
-                for axis, size in enumerate(shape)
-                if axis != batch_axis and size > 1 and wanted(number, axis, size)
-            )
-            for number, shape in enumerate(shapes)
+            tuple(axis for axis in range(len(shape)) if (n, axis) in usable)
+            for n, shape in enumerate(shapes)
         )
 
-    single = [
-        ((number, axis), size)
-        for number, shape in enumerate(shapes)
-        for axis, size in enumerate(shape)
+    axes = sorted({axis for _, axis, _ in places})
+    equal = [place for place in places if place[2] == length]
+    others = [place for place in places if place[2] != length]
+    tried = [
+        *([place] for place in equal),
+        *([place for place in equal if place[1] == axis] for axis in axes),
+        equal,
+        *([place] for place in others[:_MOST_LENGTHS]),
     ]
-    equal = [choose(partial(_is_at, at)) for at, size in single if size == length]
-    equal += [
-        choose(partial(_is_along, axis, length))
-        for axis in sorted({axis for shape in shapes for axis in range(len(shape))})
-    ]
-    equal.append(choose(lambda number, axis, size: size == length))
-    others = [choose(partial(_is_at, at)) for at, size in single if size != length]
-    found: list[Selection] = []
-    for one in (*equal, *others[:_MOST_LENGTHS]):
-        if any(one) and one not in found:
-            found.append(one)
-    return found
-
-
-def _is_at(at: tuple[int, int], number: int, axis: int, size: int) -> bool:
-    return at == (number, axis)
-
-
-def _is_along(wanted: int, length: int, number: int, axis: int, size: int) -> bool:
-    return (axis, size) == (wanted, length)
+    return [one for one in dict.fromkeys(map(choose, tried)) if any(one)]
 
 
 def _selected_sizes(example: Any, selection: Selection) -> list[int]:

@@ -1,7 +1,7 @@
-"""Keeping `DistributedDataParallel` in step with the gardens inside it.
+"""Rebuilds `DistributedDataParallel` when the garden inside it grows.
 
-A module of its own because PyTorch loads its compiler as soon as a function is kept out of it, a
-second of processor time that only a wrapped garden needs to spend.
+This is a module of its own because `torch.compiler.disable` imports PyTorch's compiler, which takes
+a second that only a wrapped garden needs to spend.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _MEBIBYTE = 1024 * 1024
 
 
-class Renewal:
-    """Forward pre-hook of a DDP wrapper that keeps it in step with the gardens inside it.
+class RebuildOnGrowth:
+    """Forward pre-hook of a DDP wrapper that rebuilds it when a garden inside it has grown.
 
     Every process has to change its garden in the same way between the same two passes, as
-    `Gardener` sees to; to renew the wrapper makes the weights equal to those of rank 0.
+    `Gardener` does; rebuilding makes the weights equal to those of rank 0.
     """
 
     def __init__(self, gardens: list[Garden]) -> None:
@@ -39,7 +39,7 @@ class Renewal:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, wrapper: nn.Module, args: Any) -> None:
-        """Renew the wrapper if a seed came, went, froze or thawed since the last pass."""
+        """Rebuild the wrapper if a seed came, went, froze or thawed since the last pass."""
         # Without gradients nothing is reduced, and one process may well evaluate alone.
         if not torch.is_grad_enabled():
             return
@@ -50,7 +50,7 @@ class Renewal:
         finds_unused = self._finds_unused or any(map(_is_idle, self._slots()))
         known = self._parameters()
         if known != self._known or finds_unused != wrapper.find_unused_parameters:
-            renew(wrapper, find_unused_parameters=finds_unused)
+            rebuild(wrapper, find_unused_parameters=finds_unused)
             self._known = known
 
     def _slots(self) -> list[Slot]:
@@ -61,8 +61,8 @@ class Renewal:
         return [(id(p), p.requires_grad) for slot in self._slots() for p in slot.parameters()]
 
 
-def renew(wrapper: DistributedDataParallel, *, find_unused_parameters: bool) -> None:
-    """Make a DDP wrapper anew in place, with its settings, hooks and mode; on all ranks at once."""
+def rebuild(wrapper: DistributedDataParallel, *, find_unused_parameters: bool) -> None:
+    """Rebuild a DDP wrapper in place with its settings, hooks and mode; on all ranks at once."""
     if wrapper.mixed_precision is not None or wrapper._delay_all_reduce_params:
         raise UsageError(
             "a garden cannot grow in a DistributedDataParallel with mixed_precision= or "
@@ -104,5 +104,5 @@ def renew(wrapper: DistributedDataParallel, *, find_unused_parameters: bool) -> 
 
 
 def _is_idle(slot: Slot) -> bool:
-    """Return whether a seed is there that takes no part in training."""
+    """Return whether the slot holds a seed that takes no part in the pass."""
     return slot.seed is not None and slot.mode == SlotMode.PASS
