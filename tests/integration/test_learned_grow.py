@@ -89,7 +89,7 @@ def test_a_wrong_path_is_one_line(
 def test_too_few_slots_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_policy(tmp_path / "small", new_policy(PolicyConfig(lstm_hidden_dim=16, num_slots=1)))
     said = esper(capsys, *grow(tmp_path / "small", tmp_path / "run"))
-    assert "serves hosts of 1 to 1 slots" in said.complaint()
+    assert "serves 1 slots, and the network has" in said.complaint()
 
 
 @pytest.fixture

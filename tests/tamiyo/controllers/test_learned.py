@@ -204,7 +204,7 @@ def test_reset_comes_first_and_rows_must_agree(policy: Policy) -> None:
 
 def test_more_slots_than_it_serves_are_refused() -> None:
     small = new_policy(PolicyConfig(lstm_hidden_dim=16, num_slots=2))
-    with pytest.raises(UsageError, match="serves hosts of 1 to 2 slots, and this one has 3"):
+    with pytest.raises(UsageError, match="serves 2 slots, and the network has 3"):
         LearnedController(small, CONTEXT)
 
 

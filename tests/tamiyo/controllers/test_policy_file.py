@@ -163,7 +163,7 @@ def test_a_fitted_copy_goes_its_own_way() -> None:
 def test_the_documents_policy_stays_what_it_is() -> None:
     policy = new_policy(SMALL)
     assert policy.fitted(ControllerContext(slot_names=("a",))) is policy
-    with pytest.raises(UsageError, match="serves hosts of 1 to 5 slots, and this one has 6"):
+    with pytest.raises(UsageError, match="serves 5 slots, and the network has 6"):
         policy.fitted(ControllerContext(slot_names=tuple("abcdef")))
 
 

@@ -42,7 +42,14 @@ from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import LIVE_STAGES, MODULE_STAGES
 from esper.simic.training.row_source import draw_uniforms
 from esper.tamiyo.controllers.policy_file import CHECKPOINT_POLICY, Policy, new_policy, save_policy
-from esper.tamiyo.controllers.registry import WAIT, Choice, RowView, pack_choices, read_rows, tend
+from esper.tamiyo.controllers.registry import (
+    WAIT,
+    Choice,
+    RowView,
+    advance_seeds,
+    pack_choices,
+    read_rows,
+)
 from esper.tamiyo.controllers.schedule import Entry, Schedule, carry_out, parse_schedule
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.decision import OP
@@ -82,7 +89,7 @@ def advise_row(row: RowView, schedule: Schedule) -> Choice:
     live = [slot for slot, stage in enumerate(row.stage) if stage in LIVE_STAGES]
     wanted = [s for s in live if s in planned and row.blueprint[s] in planned[s].blueprints]
     prune = LifecycleOp.PRUNE
-    wishes = tend(row, wanted)
+    wishes = advance_seeds(row, wanted)
     wishes += [
         {"op": int(prune), "slot": slot}
         for slot in live

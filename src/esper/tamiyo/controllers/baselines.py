@@ -1,7 +1,8 @@
-"""The controller that never acts: what every other one has to beat."""
+"""Baseline controllers: wait, random, periodic and plateau."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from esper.tamiyo.controllers.registry import (
     WAIT,
     Choice,
     RowView,
+    advance_seeds,
     check_rows,
     first_untried,
     head_mask,
@@ -27,7 +29,6 @@ from esper.tamiyo.controllers.registry import (
     read_settings,
     refuse_argument,
     register_controller,
-    tend,
 )
 from esper.utils.randomness import generator
 
@@ -38,7 +39,7 @@ class WaitController:
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> WaitController:
-        """Return the controller; it takes no argument and needs nothing of the context."""
+        """Return the controller; it takes no argument."""
         refuse_argument("wait", argument)
         return cls()
 
@@ -57,15 +58,15 @@ class WaitController:
         """Do nothing: there is nothing to restore."""
 
 
-# ---- The controller that acts at random: the control that shows what acting as such is worth
+# ---- Random legal actions: the control experiment for acting at all
 
 
 @register_controller("random")
 class RandomController:
-    """Draws the op uniformly from the legal ones, then uniformly every head that op uses.
+    """Draws the op uniformly from the legal ones, then uniformly every head that the op uses.
 
-    A draw depends on the seed, the row and the step alone, so a row acts the same whatever the
-    number of rows, and a restored controller goes on with the draws it would have made.
+    A draw depends only on the seed, the row and the step. So a row does not depend on the number of
+    rows, and a restored controller continues with the same draws.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -103,16 +104,16 @@ class RandomController:
 
 
 def draw_choice(masks: Masks, row: int, op: LifecycleOp | None, keys: tuple[int, ...]) -> Choice:
-    """Return a random legal choice of a row: of this op, or of any if None.
+    """Return a random legal choice of a row.
 
     Args:
         masks: what is legal, on the CPU.
-        row: whose choice it is.
-        op: what to do; it must be legal.
-        keys: name of the stream of this draw.
+        row: index of the row.
+        op: a legal op; None draws one.
+        keys: keys of the random stream.
     """
     stream = generator(*keys, "policy")
-    # One number per head, used or not: a head's draw must not depend on which others are used.
+    # One number per head, used or not, so that a head's draw does not depend on other heads.
     uniform = torch.rand(len(HEAD_NAMES), generator=stream, dtype=torch.float64).tolist()
     draws = dict(zip(HEAD_NAMES, uniform, strict=True))
     chosen = _pick(masks.op[row], draws["op"], "op", row) if op is None else int(op)
@@ -132,21 +133,21 @@ def _pick(mask: Tensor, draw: float, head: str, row: int) -> int:
     return allowed[min(int(draw * len(allowed)), len(allowed) - 1)]
 
 
-# ---- The controller that grows by the clock: what adding something now and then is worth
+# ---- A random seed every few epochs: the control experiment for choosing when
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodicConfig(Config):
-    """How often it germinates."""
+    """The constant of the periodic controller."""
 
     every: int = option(10, "Epochs from one germination to the next.", minimum=1)
 
 
 @register_controller("periodic")
 class PeriodicController:
-    """Germinates a random legal seed every few epochs, advances it and fossilizes it, unjudged.
+    """Germinates a random legal seed every few epochs, and advances and fossilizes all of them.
 
-    A draw depends on the seed, the row and the epoch alone.
+    A draw depends only on the seed, the row and the epoch.
     """
 
     def __init__(self, seed: int = 0, config: PeriodicConfig | None = None) -> None:
@@ -165,31 +166,31 @@ class PeriodicController:
         self._tried = [None] * rows
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
-        """Return what brings a seed further, or at its time a new one."""
+        """Return an ADVANCE or FOSSILIZE if one is legal, else a germination if it is due."""
         on_cpu = masks.to("cpu")
         choices = []
         for index, row in enumerate(read_rows(signals, masks)):
             tried = self._tried[index]
             has_failed = tried is not None and row.last_op == tried["op"] and not row.last_success
-            wishes = tend(row, range(len(row.stage)))
+            options = advance_seeds(row, range(len(row.stage)))
             if row.epoch % self.config.every == 0 and any(row.legal[LifecycleOp.GERMINATE]):
                 key = (self._seed, index, row.epoch)
-                wishes.append(draw_choice(on_cpu, index, LifecycleOp.GERMINATE, key))
-            chosen: Choice | None = first_untried(wishes, tried if has_failed else None)
+                options.append(draw_choice(on_cpu, index, LifecycleOp.GERMINATE, key))
+            chosen: Choice | None = first_untried(options, tried if has_failed else None)
             self._tried[index] = None if chosen is None else dict(chosen)
             choices.append(WAIT if chosen is None else chosen)
         return pack_choices(choices, masks)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was tried last."""
-        return {"tried": [None if each is None else dict(each) for each in self._tried]}
+        """Return the last choices."""
+        return {"tried": copy.deepcopy(self._tried)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what was tried last."""
-        self._tried = [None if each is None else dict(each) for each in state["tried"]]
+        """Restore the last choices."""
+        self._tried = copy.deepcopy(state["tried"])
 
 
-# ---- The plateau rule: add a seed whenever the score has stopped rising, keep it if the score rose
+# ---- The plateau rule: add a seed when the score stops rising, keep it if the score then rose
 
 
 MOST_FAILURES = 2  # Seeds that did not help after which no more are added.
@@ -210,7 +211,7 @@ class PlateauConfig(Config):
 
 @dataclass(slots=True)
 class _Memory:
-    """What is remembered of one row."""
+    """The memory of one row."""
 
     reference: float | None = None
     """Best score when the seed on trial was germinated."""
@@ -219,7 +220,7 @@ class _Memory:
 
 @register_controller("plateau")
 class PlateauController:
-    """Adds one seed at a time, deepest slot first, on plateaus; keeps what bettered the score."""
+    """Adds one seed at a time on plateaus, deepest slot first; keeps those that raised the score."""
 
     def __init__(self, context: ControllerContext, config: PlateauConfig | None = None) -> None:
         """Create the controller for the context's blueprints."""
@@ -260,7 +261,7 @@ class PlateauController:
             return self._germinate(row, memory)
         slot = live[0]
         if row.stage[slot] != SeedStage.HOLDING:
-            return next(iter(tend(row, [slot])), WAIT)
+            return next(iter(advance_seeds(row, [slot])), WAIT)
         if row.epochs_in_stage[slot] < self.config.trial:
             return WAIT
         has_helped = memory.reference is not None and row.best_score > memory.reference

@@ -1,10 +1,9 @@
-"""A policy as a thing to keep: network, frozen observation statistics and blueprint table.
+"""Policies: a network with its observation statistics and blueprint table, saved and loaded.
 
-`save_policy` writes one folder by `leyline.storage`: checksummed, versioned, and without any code
-to run when it is loaded. What a policy knows of the world travels with it, so that it is refused
-where it does not fit: the features it reads, and of the documents' layout how many slots it
-serves. Blueprints of that layout are known by name; one that was installed later is never chosen.
-A travelling policy takes any number of either; `Policy.fitted` lays it out for a host.
+`save_policy` writes one folder by `utils.storage`: with checksums, a version, and no code that runs
+when it is loaded. The names of the features are saved too, so that a policy that reads other
+features is refused. A policy of the documents' layout serves up to its number of slots and knows
+its blueprints by name. A `travelling` policy serves any number of both; `Policy.fitted` adapts it.
 """
 
 from __future__ import annotations
@@ -34,46 +33,37 @@ from esper.tamiyo.networks import Network, make_network
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.observation import ObservationLayout, ObservationNormalizer
 from esper.utils.files import read_regular
-from esper.utils.manifest import MANIFEST_FILE
+from esper.utils.manifest import MANIFEST_FILE, UNFIT
 from esper.utils.randomness import seeded
 from esper.utils.storage import load_tree, save_tree
 
 POLICY_KIND = "policy"
 POLICY_VERSION = 3
 CHECKPOINT_POLICY = "policy"
-
-UNUSABLE = (
-    AttributeError,
-    LookupError,
-    MemoryError,
-    OverflowError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What is raised where a policy is made of values that belong to none."""
-
 """Folder of the policy within a checkpoint of a training run."""
+
+UNUSABLE = (*UNFIT, MemoryError)
+"""Errors raised when a policy is built from damaged values; sizes may exceed the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A network with all that is needed to act by it."""
+    """A network with everything that is needed to act by it."""
 
     network: Network
     normalizer: ObservationNormalizer
-    """Statistics of the observation; frozen while it acts."""
+    """Statistics of the observation; frozen while the policy acts."""
     blueprint_names: tuple[str, ...] = BUILTIN_BLUEPRINTS
-    """Name of every blueprint at the index that the network knows it by."""
+    """Name of every blueprint at the index that is its id in the network."""
     blueprint_kinds: tuple[BlueprintKind, ...] = BUILTIN_KINDS
     """Their kinds."""
     limits: GrowthLimits = field(default_factory=GrowthLimits)
-    """Under which it learned, as far as that was said."""
+    """Limits that it was trained under."""
     horizon: int = 0
-    """Epochs of the shortest runs that it learned in; 0 where nobody said."""
+    """Epochs of the shortest runs that it was trained on; 0 if not known."""
 
     def __post_init__(self) -> None:
-        """Refuse parts that do not belong together."""
+        """Check that the parts fit each other."""
         config = self.network.config
         names = self.blueprint_names
         if len(names) != config.num_blueprints or len(set(names)) != len(names):
@@ -96,7 +86,7 @@ class Policy:
 
     @property
     def layout(self) -> ObservationLayout:
-        """What it is shown."""
+        """The layout of its observation."""
         return self.network.config.observation
 
     @property
@@ -110,16 +100,13 @@ class Policy:
         return self.network.config.layout == "travelling"
 
     def fitted(self, context: ControllerContext) -> Policy:
-        """Return the policy laid out for a host: a copy, or itself where that is what it is.
+        """Return the policy for a host: itself if it fits, else a copy with other sizes.
 
-        Blueprints that copy the host's blocks are left out, unless it has learned with them.
+        Blueprints that copy the host's blocks are left out unless it was trained with them.
 
         Raises:
-            UsageError: It does not travel, and the host has more slots than it serves.
+            UsageError: It has the documents' layout, and the host has more slots than it serves.
         """
-        if not self.travels:
-            _refuse_misfit(self, context)
-            return self
         served = [
             (name, kind)
             for name, kind in zip(context.blueprint_names, context.kinds, strict=True)
@@ -127,6 +114,8 @@ class Policy:
         ]
         names, kinds = tuple(name for name, _ in served), tuple(kind for _, kind in served)
         config = self.network.config.fitted(len(context.slot_names), len(names))
+        if not self.travels:
+            return self
         known = (self.network.config, self.blueprint_names, self.blueprint_kinds)
         if known == (config, names, kinds):
             return self
@@ -144,7 +133,7 @@ class Policy:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Load what `state_dict` returned."""
         self.network.load_state_dict(state["network"])
         self.normalizer.load_state_dict(state["normalizer"])
 
@@ -162,13 +151,13 @@ def new_policy(
     blueprint_kinds: tuple[BlueprintKind, ...] | None = None,
     seed: int = 0,
 ) -> Policy:
-    """Return a policy that has learned nothing; equal seeds give equal weights.
+    """Return an untrained policy; equal seeds give equal weights.
 
     Args:
-        config: of the network.
+        config: the configuration of the network.
         blueprint_names: name of every blueprint at the index that is its id.
-        blueprint_kinds: their kinds; by default what is known by name.
-        seed: of the weights.
+        blueprint_kinds: their kinds; by default those of the built-in ones, 'other' for the rest.
+        seed: seed of the weights.
     """
     config = config or PolicyConfig(num_blueprints=len(blueprint_names))
     kinds = kinds_of(blueprint_names) if blueprint_kinds is None else blueprint_kinds
@@ -181,12 +170,12 @@ def new_policy(
 def save_policy(
     folder: str | Path, policy: Policy, *, meta: Mapping[str, Any] | None = None
 ) -> None:
-    """Save a policy as a folder, replacing an earlier one atomically.
+    """Save a policy as a folder, atomically replacing an earlier one.
 
     Args:
-        folder: where to; see `save_tree`.
+        folder: where to save; see `save_tree`.
         policy: what to save.
-        meta: plain data about it, readable without its weights, such as how it was trained.
+        meta: plain data about it, such as how it was trained, readable without its weights.
     """
     tree = {
         "config": policy.network.config.to_mapping(),
@@ -202,10 +191,10 @@ def save_policy(
 
 
 def find_policy(path: str | Path) -> Path:
-    """Return the folder of the policy that a path means.
+    """Return the folder of a policy.
 
-    A path may be a saved policy, a checkpoint of a training run, or the run itself, which means its
-    best policy, or its latest where it has no best yet.
+    The path may be a saved policy, a checkpoint of a training run, or a run: then it is the run's
+    best policy, or its latest if it has no best one yet.
     """
     path = Path(path)
     places = (
@@ -218,7 +207,7 @@ def find_policy(path: str | Path) -> Path:
 
 
 def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Policy:
-    """Return the policy that `save_policy` wrote; see `find_policy` for what may be given.
+    """Return the policy that `save_policy` wrote; `find_policy` says which paths are possible.
 
     Raises:
         CheckpointError: It is missing, damaged, of another kind or version, or reads other
@@ -235,7 +224,7 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
             blueprint_kinds=tuple(tree["kinds"]),
         )
         policy.load_state_dict({**tree, "network": tree["weights"]})
-        # One that was saved before it was asked how it learned says nothing.
+        # Policies of earlier versions have neither limits nor a horizon.
         limits = GrowthLimits(**tree.get("limits", {}))
         policy = replace(policy, limits=limits, horizon=read_horizon(tree))
     except UNUSABLE as error:
@@ -247,10 +236,10 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
 
 
 def read_horizon(saved: Mapping[str, Any]) -> int:
-    """Return the epochs of the shortest runs that a saved policy learned in; 0 if it does not say.
+    """Return the epochs of the shortest runs that a saved policy was trained on; 0 if not known.
 
     Raises:
-        ValueError: It says something else than a number of epochs.
+        ValueError: It is not a number of epochs.
     """
     horizon = saved.get("horizon", 0)
     if type(horizon) is not int or not 0 <= horizon < 2**31:
@@ -259,18 +248,9 @@ def read_horizon(saved: Mapping[str, Any]) -> int:
 
 
 def read_features(config: PolicyConfig) -> list[str]:
-    """Return all that a policy reads, by name: its features, and the kinds that it tells apart."""
+    """Return the names of everything that a policy reads: features and kinds of blueprints."""
     kinds = BLUEPRINT_KINDS if config.layout == "travelling" else ()
     return [*config.observation.signature, *(f"kind.{kind}" for kind in kinds)]
-
-
-def _refuse_misfit(policy: Policy, context: ControllerContext) -> None:
-    served = policy.network.config.num_slots
-    if len(context.slot_names) > served:
-        raise UsageError(
-            f"this policy serves hosts of 1 to {served} slots, and this one has "
-            f"{len(context.slot_names)}; choose up to {served} of them"
-        )
 
 
 def _refuse_other_features(folder: Path, config: PolicyConfig, saved: list[str]) -> None:
@@ -289,11 +269,11 @@ def _refuse_other_features(folder: Path, config: PolicyConfig, saved: list[str])
 
 
 def controller_fingerprint(spec: str) -> str | None:
-    """Return a checksum of the file or the policy that a controller is read from, if it is."""
+    """Return a checksum of the file or policy that a controller is read from, None without one."""
     name, colon, argument = spec.partition(":")
     path = Path(argument) if name == "schedule" and colon else find_policy(spec) / MANIFEST_FILE
     try:
         return hashlib.blake2b(read_regular(path), digest_size=16).hexdigest()
     except OSError:
-        # It is no file, or the controller itself says what is wrong with it.
+        # If the file is missing, building the controller raises a better error.
         return None

@@ -1,7 +1,7 @@
-"""Which controllers exist, and how 'schedule:plan.yaml' or 'heuristic:rest_epochs=3' becomes one.
+"""The registry of controllers, and tools for controllers that decide row by row.
 
-What follows the colon is the controller's argument: a file, a folder, or settings of its own by
-name. Wherever a controller can be named, on the command line or in Python, it is named like this.
+A controller is named like 'heuristic', 'schedule:plan.yaml' or 'heuristic:rest_epochs=3', on the
+command line and in Python. After the colon comes its argument: a file, a folder, or settings.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from esper.utils.settings import parse_settings, read_named, split_settings
 
 
 class ControllerPlugin(Controller, Protocol):
-    """A controller that can also be built from its name: what `register_controller` takes."""
+    """A controller that `register_controller` takes: it can be built from its name."""
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> Controller:
-        """Return a controller; `argument` is what followed the colon, None without a colon."""
+        """Return a controller; `argument` is the text after the colon, None without a colon."""
 
 
 @runtime_checkable
 class ControllerMaker(Protocol):
-    """What has a controller for every host, such as `esper.Tamiyo`."""
+    """An object that makes a controller for any host, such as `esper.Tamiyo`."""
 
     def controller(self, context: ControllerContext) -> Controller:
         """Return the controller for a host."""
@@ -72,9 +72,9 @@ def make_controller(
     """Return the controller `spec` asks for.
 
     Args:
-        spec: 'name', 'name:argument', the folder of a saved policy, `esper.Tamiyo`, or an object
-            that already is a controller, which is returned as it is.
-        context: The slots, blueprints and seed the controller will work with.
+        spec: 'name', 'name:argument', the folder of a saved policy, an `esper.Tamiyo`, or a
+            controller, which is returned as it is.
+        context: The slots, blueprints and seed of the run.
 
     Returns:
         A controller; call its `reset` before the first decision.
@@ -82,7 +82,7 @@ def make_controller(
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
     if not isinstance(spec, str):
-        # A class also has every method of the protocol; passing one is a forgotten call.
+        # A class has the methods of the protocol too, but passing one is a mistake.
         if isinstance(spec, Controller) and not isinstance(spec, type):
             return spec
         if isinstance(spec, ControllerMaker) and not isinstance(spec, type):
@@ -92,7 +92,7 @@ def make_controller(
             f"load_state_dict, got {spec!r}"
         )
     name, colon, argument = spec.partition(":")
-    # false, not an error, for what cannot be a path
+    # os.path.exists is False for text that cannot be a path.
     if name not in CONTROLLERS and (os.path.exists(spec) or os.sep in spec):
         return CONTROLLERS.get("learned").build(spec, context)
     return CONTROLLERS.get(name).build(argument if colon else None, context)
@@ -107,12 +107,12 @@ def refuse_argument(name: str, argument: str | None) -> None:
 
 
 def read_settings(name: str, argument: str | None, config: type[C]) -> C:
-    """Return the settings of a controller: 'a=1,b=[x,y]', a file that holds them, or the defaults.
+    """Return the settings of a controller from 'a=1,b=[x,y]' or a file, or the defaults.
 
     Args:
         name: the controller, for messages.
-        argument: what followed its colon.
-        config: what it can be told; a key it does not have is refused.
+        argument: the text after its colon.
+        config: class of its settings.
     """
     if argument is None:
         return config()
@@ -132,17 +132,17 @@ def read_settings(name: str, argument: str | None, config: type[C]) -> C:
         raise UsageError(f"controller {name}:{argument}: {error}") from None
 
 
-# ---- One row's choice as a small mapping, and its way into the tensors of the controller protocol
+# ---- The choice of one row, and packing choices into action tensors
 
 
 Choice: TypeAlias = Mapping[str, int]
-"""What one row does: {head: index}, with at least 'op'; heads left out take their placeholder."""
+"""The action of one row: {head: index} with at least 'op'; missing heads get their placeholder."""
 
 WAIT: Choice = {"op": LifecycleOp.WAIT}
 
 
 def head_mask(masks: Masks, row: int, head: str, op: int, slot: int) -> Tensor:
-    """Return bool [choices]: what this head may take in a row once op and slot are chosen."""
+    """Return bool [choices]: the legal choices of a head in a row, given op and slot."""
     if head == "slot":
         return masks.slot_by_op[row, op]
     if head == "blueprint":
@@ -170,7 +170,7 @@ def _value(choice: Choice, head: str, first_slot_by_op: list[int]) -> int:
     return first_slot_by_op[op] if head == "slot" else int(PLACEHOLDERS[head])
 
 
-# ---- What a controller that thinks row by row reads: signals and masks of one row as plain numbers
+# ---- Signals and masks of one row as plain numbers
 
 
 _FULL_ALPHA = 1.0 - 1e-6
@@ -206,7 +206,7 @@ class RowView:
     """Whether each blueprint fits each slot."""
 
     def is_fully_blended(self, slot: int) -> bool:
-        """Return whether a seed has reached its full amplitude and stays there."""
+        """Return whether a seed holds at full amplitude."""
         return (
             self.alpha_mode[slot] == AlphaMode.HOLD
             and self.alpha[slot] >= _FULL_ALPHA
@@ -228,7 +228,7 @@ def read_rows(signals: Signals, masks: Masks) -> list[RowView]:
 
 
 def check_rows(who: str, known: int, signals: Signals) -> None:
-    """Refuse signals of another number of rows than a controller was reset for."""
+    """Raise if a controller was reset for another number of rows."""
     if signals.rows != known:
         raise UsageError(
             f"the {who} was reset for {known} rows but is shown {signals.rows}; "
@@ -236,13 +236,13 @@ def check_rows(who: str, known: int, signals: Signals) -> None:
         )
 
 
-# ---- Bringing up seeds without judging them: advance as soon as a gate may open, then fossilize
+# ---- Advance and fossilize seeds without judging them
 
 
-def tend(row: RowView, slots: Iterable[int]) -> list[Choice]:
-    """Return the operations that bring the seeds in these slots further, most urgent first.
+def advance_seeds(row: RowView, slots: Iterable[int]) -> list[Choice]:
+    """Return the legal ADVANCE and FOSSILIZE operations for the seeds in these slots.
 
-    A seed whose amplitude aims below 1 can neither hold nor fossilize; it is left as it is.
+    A seed with a target amplitude below 1 can neither hold nor fossilize; it is left as it is.
     """
     advances: list[Choice] = []
     fossilizes: list[Choice] = []
@@ -257,6 +257,6 @@ def tend(row: RowView, slots: Iterable[int]) -> list[Choice]:
     return [*advances, *fossilizes]
 
 
-def first_untried(wishes: list[Choice], failed: Choice | None) -> Choice | None:
-    """Return the first wish, one that has just failed only if there is no other."""
-    return min(wishes, key=lambda wish: wish == failed, default=None)
+def first_untried(choices: list[Choice], failed: Choice | None) -> Choice | None:
+    """Return the first choice, but the one that has just failed only if there is no other."""
+    return min(choices, key=lambda choice: choice == failed, default=None)

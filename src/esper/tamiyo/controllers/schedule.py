@@ -1,14 +1,14 @@
-"""The controller that carries out schedules: the same operations, in the same order, every run.
+"""Schedules: their file format, and the controller that carries them out.
 
-It is the only place where schedules are carried out. Rows follow one schedule or one each, so that
-a search plays hundreds of them side by side. What a schedule looks like: `schedule_format`.
+A schedule is a list of operations, each with the first epoch at which it may be done. Rows follow
+one schedule or one each, so that a search can play hundreds of them side by side.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,45 +27,32 @@ from esper.tamiyo.controllers.registry import (
     WAIT,
     Choice,
     RowView,
+    advance_seeds,
     check_rows,
     first_untried,
     pack_choices,
     read_rows,
     register_controller,
-    tend,
 )
 from esper.utils.settings import read_named
 
-# ---- The format of schedules: a list of operations, each with the epoch from which it may be done
+# ---- The format
 
 
 GROW = "grow"
-"""Germinate, and bring the seed up without being told."""
+"""Germinate, then advance and fossilize the seed without further entries."""
 
 OPS: dict[str, LifecycleOp] = {
     GROW: LifecycleOp.GERMINATE,
     **{op.name.lower(): op for op in LifecycleOp if op is not LifecycleOp.WAIT},
 }
-"""What an entry can name, and the operation it begins with."""
+"""The value of `op` in an entry, and the operation that it begins with."""
 
-_ALWAYS = ("epoch", "op", "slot")
-REQUIRED: dict[LifecycleOp, tuple[str, ...]] = {
-    LifecycleOp.GERMINATE: (*_ALWAYS, "blueprint"),
-    LifecycleOp.SET_ALPHA_TARGET: (*_ALWAYS, "alpha_target"),
-    LifecycleOp.PRUNE: _ALWAYS,
-    LifecycleOp.FOSSILIZE: _ALWAYS,
-    LifecycleOp.ADVANCE: _ALWAYS,
+_REQUIRED: dict[LifecycleOp, tuple[str, ...]] = {
+    LifecycleOp.GERMINATE: ("blueprint",),
+    LifecycleOp.SET_ALPHA_TARGET: ("alpha_target",),
 }
-"""Fields an entry must have."""
-
-OPTIONAL: dict[LifecycleOp, tuple[str, ...]] = {
-    LifecycleOp.GERMINATE: ("style", "tempo", "alpha_target"),
-    LifecycleOp.SET_ALPHA_TARGET: ("style", "alpha_speed", "alpha_curve"),
-    LifecycleOp.PRUNE: ("alpha_speed", "alpha_curve"),
-    LifecycleOp.FOSSILIZE: (),
-    LifecycleOp.ADVANCE: (),
-}
-"""Fields an entry may have; a style left out of set_alpha_target keeps the seed's algorithm."""
+"""Fields an entry must have besides epoch, op and slot; other heads of its op are optional."""
 
 PlainEntry: TypeAlias = Mapping[str, Any]
 """An entry as it stands in a file."""
@@ -73,12 +60,12 @@ PlainEntry: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of something that is only known where the schedule is carried out."""
+    """A share of the epochs or the slots, such as 25%."""
 
     percent: float
 
     def of(self, whole: int) -> int:
-        """Return this share of a whole, rounded to the nearest number, halves up."""
+        """Return this share of a whole, rounded; halves are rounded up."""
         return math.floor(self.percent / 100 * whole + 0.5)
 
 
@@ -89,34 +76,32 @@ class Entry:
     number: int
     """Position in the schedule, from 1."""
     epoch: int | Share
-    """Earliest epoch at which it may be done."""
+    """First epoch at which it may be done."""
     op: LifecycleOp
-    """What to do."""
     is_tended: bool
-    """Whether the seed is brought up without being told."""
+    """Whether the seed is advanced and fossilized without further entries."""
     slot: int | Share
-    """Where."""
     blueprints: tuple[int, ...]
-    """What to germinate: the first that fits."""
+    """Candidates to germinate: the first that fits is taken."""
     choice: Mapping[str, int]
     """Index by head for every other field that was given."""
 
     def first_epoch(self, horizon: int) -> int:
-        """Return the earliest epoch in a run of this length; decisions begin after the first."""
+        """Return the first epoch in a run of this length; decisions begin after epoch 1."""
         return max(1, self.epoch.of(horizon)) if isinstance(self.epoch, Share) else self.epoch
 
     def slot_of(self, slots: int) -> int | None:
-        """Return the index of the slot on a host with so many of them, None where it is missing."""
+        """Return the index of the slot on a host with `slots` slots, None if there is none."""
         index = self.slot.of(slots - 1) if isinstance(self.slot, Share) else self.slot
         return index if index < slots else None
 
 
 Schedule: TypeAlias = tuple[Entry, ...]
-"""Entries in the order in which they are done; none of them is to wait for ever."""
+"""Entries in the order in which they are done; an empty schedule waits for ever."""
 
 
 def load_schedule(path: str | Path, context: ControllerContext) -> Schedule:
-    """Return the schedule in a file: JSON by its ending, else YAML."""
+    """Return the schedule in a JSON or YAML file."""
     document = read_named(path, "schedule")
     if not isinstance(document, list) or not document:
         raise UsageError(
@@ -138,7 +123,7 @@ def parse_schedule(
 
 
 def describe_schedule(entries: Sequence[PlainEntry]) -> str:
-    """Return a schedule as people say it, in one line."""
+    """Return a schedule in one line."""
     return "; ".join(_describe(entry) for entry in entries) or "wait"
 
 
@@ -150,9 +135,9 @@ def _describe(entry: PlainEntry) -> str:
         for key, value in entry.items()
         if key not in ("epoch", "op", "slot", "blueprint")
     ]
-    told = f" ({', '.join(rest)})" if rest else ""
+    details = f" ({', '.join(rest)})" if rest else ""
     what = f"{str(entry['op']).lower()} {named}".rstrip()
-    return f"{what} at {entry['slot']} from {entry['epoch']}{told}"
+    return f"{what} at {entry['slot']} from {entry['epoch']}{details}"
 
 
 def _entry(where: str, number: int, item: Any, context: ControllerContext) -> Entry:
@@ -162,26 +147,26 @@ def _entry(where: str, number: int, item: Any, context: ControllerContext) -> En
         raise UsageError(f"{where}: field 'op' is missing; it is one of {', '.join(OPS)}")
     name = _name(where, "op", item["op"], list(OPS))
     op = OPS[name]
-    known = (*REQUIRED[op], *OPTIONAL[op])
+    required = ("epoch", "op", "slot", *_REQUIRED.get(op, ()))
+    known = (*required, *(head for head in CAUSAL_HEADS[op] if head not in required))
     for key in item:
         if key not in known:
-            told = instead(key, known, "it takes")
-            raise UsageError(f"{where}: {name} takes no field {key!r}{told}")
-    for key in REQUIRED[op]:
+            raise UsageError(
+                f"{where}: {name} takes no field {key!r}{instead(key, known, 'it takes')}"
+            )
+    for key in required:
         if key not in item:
             raise UsageError(f"{where}: field {key!r} is missing; {name} needs it")
+    choices = [key for key in known if key in item and key in HEAD_VALUES and key != "op"]
+    has_blueprint = "blueprint" in known
     return Entry(
         number=number,
         epoch=_epoch(where, item["epoch"]),
         op=op,
         is_tended=name == GROW,
         slot=_slot(where, item["slot"], context.slot_names),
-        blueprints=_blueprints(where, item.get("blueprint"), context)
-        if "blueprint" in known
-        else (),
-        choice={
-            key: _VALUES[key](where, item[key]) for key in known if key in _VALUES and key in item
-        },
+        blueprints=_blueprints(where, item["blueprint"], context) if has_blueprint else (),
+        choice={key: _choice(where, key, item[key]) for key in choices},
     )
 
 
@@ -198,9 +183,10 @@ def _epoch(where: str, value: Any) -> int | Share:
 
 
 def _slot(where: str, value: Any, names: Sequence[str]) -> int | Share:
-    """A number is an index, text a name: some modules have names that look like numbers."""
-    if isinstance(value, str) and value not in names and _share(value) is not None:
-        return _share(value) or Share(0.0)
+    """Return a slot; a number is an index, and text a name, because modules may be called '0'."""
+    share = None if value in names else _share(value)
+    if share is not None:
+        return share
     if isinstance(value, str):
         return list(names).index(_name(where, "slot", value, names))
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(names):
@@ -212,7 +198,7 @@ def _slot(where: str, value: Any, names: Sequence[str]) -> int | Share:
 
 
 def _share(value: Any) -> Share | None:
-    """Return the share that a text such as '33%' means, None where it means none."""
+    """Return the share that a text such as '33%' means, None if it is no share."""
     if not isinstance(value, str) or not value.endswith("%"):
         return None
     try:
@@ -229,39 +215,22 @@ def _blueprints(where: str, value: Any, context: ControllerContext) -> tuple[int
     return tuple(names.index(_name(where, "blueprint", each, known)) for each in chosen)
 
 
-_Read = Callable[[str, Any], int]
-
-
-def _named(key: str) -> _Read:
-    names = [str(value).lower() for value in HEAD_VALUES[key]]
-    return lambda where, value: names.index(_name(where, key, value, names))
-
-
-def _number(key: str) -> _Read:
+def _choice(where: str, key: str, value: Any) -> int:
+    """Return the index of a head's value: a name or a number."""
     allowed = HEAD_VALUES[key]
-
-    def index(where: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value not in allowed:
-            raise UsageError(
-                f"{where}: field {key!r} must be one of {', '.join(map(str, allowed))}, "
-                f"got {_short(value)}"
-            )
-        return allowed.index(value)
-
-    return index
-
-
-_VALUES: dict[str, _Read] = {
-    "style": _named("style"),
-    "tempo": _number("tempo"),
-    "alpha_target": _number("alpha_target"),
-    "alpha_speed": _number("alpha_speed"),
-    "alpha_curve": _named("alpha_curve"),
-}
+    if isinstance(allowed[0], str):
+        names = [str(each).lower() for each in allowed]
+        return names.index(_name(where, key, value, names))
+    if isinstance(value, bool) or not isinstance(value, int | float) or value not in allowed:
+        raise UsageError(
+            f"{where}: field {key!r} must be one of {', '.join(map(str, allowed))}, "
+            f"got {_short(value)}"
+        )
+    return allowed.index(value)
 
 
 def _name(where: str, key: str, value: Any, known: Sequence[str]) -> str:
-    """Return the known name that `value` is, in either case, or raise with the nearest one."""
+    """Return a known name, whatever its case, or raise with the nearest one."""
     if isinstance(value, str):
         if value in known:
             return value
@@ -281,31 +250,30 @@ def _short(value: Any) -> str:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far one row has come."""
+    """The progress of one row."""
 
     next: int = 0
-    """Index of the entry whose turn it is."""
+    """Index of the next entry."""
     tended: list[int] = field(default_factory=list)
-    """Slots whose seeds are brought up without being told, in order."""
+    """Slots whose seeds are advanced and fossilized without entries, in order."""
     tried: dict[str, int] | None = None
-    """What was chosen last."""
+    """The last choice."""
     was_entry: bool = False
-    """Whether that was the entry whose turn it is."""
+    """Whether that was the next entry."""
 
 
 @register_controller("schedule")
 class ScheduleController:
-    """Carries out entries in order; every row goes at its own pace.
+    """Carries out the entries of a schedule in order; rows do not wait for each other.
 
-    An entry starts at its epoch at the earliest. While it is illegal, or when its gate fails, it
-    waits and is tried again, and the entries after it wait too. What `grow` has germinated is
-    advanced and fossilized meanwhile. A `grow` that can never be done, because its slot is missing
-    or taken or because nothing it names fits within the limits, is passed over.
+    While an entry is illegal, or its gate fails, it is tried again every epoch, and the entries
+    after it wait. Seeds of `grow` entries are advanced and fossilized meanwhile. A `grow` that can
+    never be done is skipped: its slot is missing or taken, or no blueprint fits within the limits.
 
     Args:
         schedules: one for all rows, or one for every row.
-        context: the slots and blueprints that their indices are of.
-        is_quiet: whether it says nothing about entries that do not fit.
+        context: the slots and blueprints that the indices refer to.
+        is_quiet: whether warnings about entries that do not fit are left out.
     """
 
     def __init__(
@@ -315,11 +283,10 @@ class ScheduleController:
         *,
         is_quiet: bool = False,
     ) -> None:
-        """Take the schedules; `reset` says how many rows there are."""
         self._schedules = tuple(schedules)
         self._context = context
         self._is_quiet = is_quiet
-        self._told: set[tuple[int, int]] = set()
+        self._warned: set[tuple[int, int]] = set()
         self._rows: list[_Progress] = []
 
     @classmethod
@@ -336,37 +303,37 @@ class ScheduleController:
                 f"{len(self._schedules)} schedules need as many rows, or one schedule all rows; "
                 f"got {rows} rows"
             )
-        self._told = set()
+        self._warned = set()
         self._rows = [_Progress() for _ in range(rows)]
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
-        """Return each row's next operation where its time has come and it is legal, else WAIT."""
+        """Return each row's next operation if it is due and legal, else WAIT."""
         check_rows("schedule", len(self._rows), signals)
         rows = read_rows(signals, masks)
         return pack_choices([self._decide(index, row) for index, row in enumerate(rows)], masks)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far each row has come."""
+        """Return the progress of every row."""
         return {"rows": [asdict(progress) for progress in self._rows]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue with the progress that `state_dict` returned."""
         self._rows = [_Progress(**copy.deepcopy(plain)) for plain in state["rows"]]
 
     def _decide(self, index: int, row: RowView) -> Choice:
         progress = self._rows[index]
         schedule = self._schedules[index if len(self._schedules) > 1 else 0]
         failed = self._note_outcome(progress, schedule, row)
-        wishes = tend(row, progress.tended)
+        choices = advance_seeds(row, progress.tended)
         entry = self._due(progress, schedule, row)
-        due = None if entry is None else self._wish(entry, row)
-        chosen = first_untried([*wishes, *([] if due is None else [due])], failed)
+        due = None if entry is None else self._legal_choice(entry, row)
+        chosen = first_untried([*choices, *([] if due is None else [due])], failed)
         progress.tried = None if chosen is None else dict(chosen)
         progress.was_entry = chosen is not None and chosen is due
         return WAIT if chosen is None else chosen
 
     def _note_outcome(self, progress: _Progress, schedule: Schedule, row: RowView) -> Choice | None:
-        """Go on to the next entry where the last was done; return what has just failed."""
+        """Move on to the next entry if the last one was done; return a choice that just failed."""
         tried = progress.tried
         if tried is None or row.last_op != tried["op"]:
             return None
@@ -379,7 +346,7 @@ class ScheduleController:
         return None
 
     def _due(self, progress: _Progress, schedule: Schedule, row: RowView) -> Entry | None:
-        """Return the entry whose turn and time it is; those that can never be done are passed."""
+        """Return the next entry if it is due; skip entries that can never be done."""
         while progress.next < len(schedule):
             entry = schedule[progress.next]
             if row.epoch < entry.first_epoch(row.horizon):
@@ -396,24 +363,24 @@ class ScheduleController:
             return True
         if any(row.fits[slot][blueprint] for blueprint in entry.blueprints):
             return False
-        self._tell(entry, slot, row, "is passed over")
+        self._warn_once(entry, slot, row, "is passed over")
         return True
 
-    def _wish(self, entry: Entry, row: RowView) -> Choice | None:
-        """Return what the entry asks for, where it is legal."""
+    def _legal_choice(self, entry: Entry, row: RowView) -> Choice | None:
+        """Return the choice of an entry if it is legal."""
         slot = entry.slot_of(sum(row.enabled))
         if slot is None or not row.legal[entry.op][slot]:
             return None
         choice = carry_out(entry, slot, row)
         if choice is None:
-            self._tell(entry, slot, row, "waits")
+            self._warn_once(entry, slot, row, "waits")
         return choice
 
-    def _tell(self, entry: Entry, slot: int, row: RowView, what: str) -> None:
-        """Say once where only the blueprint is in the way."""
-        if self._is_quiet or (entry.number, slot) in self._told:
+    def _warn_once(self, entry: Entry, slot: int, row: RowView, what: str) -> None:
+        """Warn, once per entry and slot, that no blueprint of the entry fits."""
+        if self._is_quiet or (entry.number, slot) in self._warned:
             return
-        self._told.add((entry.number, slot))
+        self._warned.add((entry.number, slot))
         names = self._context.blueprint_names
         asked = " or ".join(repr(names[each]) for each in entry.blueprints)
         fitting = [name for name, fit in zip(names, row.fits[slot], strict=False) if fit]
@@ -425,7 +392,7 @@ class ScheduleController:
 
 
 def carry_out(entry: Entry, slot: int, row: RowView) -> Choice | None:
-    """Return the choice that does what an entry asks for, None where no seed it names fits."""
+    """Return the choice of an entry, None if none of its blueprints fits."""
     choice: dict[str, int] = {head: int(PLACEHOLDERS[head]) for head in CAUSAL_HEADS[entry.op]}
     choice |= {"op": int(entry.op), "slot": slot}
     if entry.op is LifecycleOp.SET_ALPHA_TARGET:

@@ -1,4 +1,4 @@
-"""Every choice in the shape of the policy network, in one frozen configuration."""
+"""The configuration of a policy network."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from esper.tamiyo.policy.distribution import FloorConfig
 from esper.tamiyo.policy.observation import LayoutName, ObservationLayout, make_layout
 
 CriticKind = Literal["op_marginal", "op_sampled", "op_soft", "state"]
-"""What the baseline is: the mean of Q(s, op) over the policy, Q(s, sampled op), what the critic
-says when it is fed the policy itself in place of an op, or V(s)."""
+"""The baseline: the mean of Q(s, op) over the policy, Q(s, sampled op), Q(s, probabilities of the
+ops), or V(s)."""
 
 SENTINEL_PRIOR: tuple[float, ...] = (2.0, 0.0, -2.0, -3.0, 3.0, 3.0)
 """Logits of the ops before any learning: WAIT likely, PRUNE rare, and seeds move on.
 
-Without seeds the policy waits seven times in eight. With them ADVANCE and FOSSILIZE are three times
-as likely as WAIT where they are legal, and PRUNE a hundred times less: a seed takes three ADVANCEs
-and a FOSSILIZE to pay, and unless it gets them few seeds live to be judged. Whether that is now or
-an epoch later makes no difference to the return, so what the prior prefers is what a greedy policy
-does in the end.
+Without seeds the policy waits seven times in eight. With seeds, ADVANCE and FOSSILIZE are three
+times as likely as WAIT where they are legal, and PRUNE a hundred times less likely: a seed pays
+only after three ADVANCEs and a FOSSILIZE, and otherwise few seeds would live long enough to be
+judged. Whether that happens now or an epoch later makes no difference to the return, so a greedy
+policy ends up doing what the prior prefers.
 """
 
 
@@ -94,7 +94,7 @@ class PolicyConfig(Config):
     )
 
     def __post_init__(self) -> None:
-        """Check what no single field can."""
+        """Check combinations of fields."""
         super().__post_init__()
         if len(self.initial_op_bias) != NUM_OPS:
             raise ConfigError(
@@ -119,7 +119,7 @@ class PolicyConfig(Config):
 
     @property
     def observation(self) -> ObservationLayout:
-        """What the policy is shown."""
+        """The layout of the observation."""
         return make_layout(self.layout, self.num_slots, self.num_blueprints)
 
     @property
@@ -133,17 +133,17 @@ class PolicyConfig(Config):
         return self.observation_dim + self.num_slots * self.blueprint_embed_dim
 
     def fitted(self, num_slots: int, num_blueprints: int) -> PolicyConfig:
-        """Return the configuration of the same policy for rows with so many slots and blueprints.
+        """Return the configuration of the same policy for other numbers of slots and blueprints.
 
         Raises:
-            UsageError: It is laid out for fewer slots, and they are part of its weights.
+            UsageError: The number of slots is part of its weights, and it has fewer.
         """
         if self.layout == "travelling":
             return self.replace(num_slots=num_slots, num_blueprints=num_blueprints)
         if num_slots > self.num_slots:
             raise UsageError(
-                f"the policy serves {self.num_slots} slots and the rows have up to {num_slots}; "
-                f"set policy.num_slots to {num_slots} or more"
+                f"the policy serves {self.num_slots} slots, and the network has {num_slots}; name "
+                f"up to {self.num_slots} slots, or train a policy with policy.num_slots={num_slots}"
             )
         return self.replace(num_blueprints=num_blueprints)
 
