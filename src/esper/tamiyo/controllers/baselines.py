@@ -220,7 +220,7 @@ class _Memory:
 
 @register_controller("plateau")
 class PlateauController:
-    """Adds one seed at a time on plateaus, deepest slot first; keeps those that raised the score."""
+    """Adds one seed at a time on plateaus, deepest slot first; keeps what raised the score."""
 
     def __init__(self, context: ControllerContext, config: PlateauConfig | None = None) -> None:
         """Create the controller for the context's blueprints."""

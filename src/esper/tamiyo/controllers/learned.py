@@ -1,4 +1,4 @@
-"""The learned policy as a controller: greedy or sampling, with a memory for every row."""
+"""The learned policy as a controller, greedy or sampling, and explanations of its decisions."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ from esper.tamiyo.policy.observation import padded_slots
 from esper.utils.manifest import MANIFEST_FILE
 from esper.utils.randomness import generator
 
-# ---- Why a policy decided as it did: probabilities, values, and what in the observation mattered
+# ---- Explanations: probabilities, values, and the most influential features
 
 
 CONTRIBUTORS = 3
-"""How many features an explanation names."""
+"""Number of features in an explanation."""
 
 _SHOWN = 3
-"""How many choices of a head a line of text names."""
+"""Number of choices of a head in a line of text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributor:
-    """One feature and what it did to the decision."""
+    """One feature and its influence on a decision."""
 
     feature: str
     value: float
-    """The feature as observed, before it was standardised; a blueprint by its id."""
+    """The feature before standardisation; a blueprint by its id."""
     influence: float
-    """How much less would have been there without it: log-probability of the op, or value."""
+    """Drop of the op's log-probability, or of the value, when the feature is set to 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation(Plain):
-    """One decision of one row, in words and numbers."""
+    """One decision of one row: choices, probabilities, values and influential features."""
 
     op: str
     choices: dict[str, str]
-    """By head: what was taken, for the heads the op uses."""
+    """The choice of every head that the op uses."""
     probabilities: dict[str, dict[str, float]]
-    """By head and choice: what each head was drawn from; 0 where a choice was not legal."""
+    """Probability of every choice of every head; 0 for illegal ones."""
     values: dict[str, float]
-    """Expected return of every op; empty where the critic does not see the op."""
+    """Expected return of every op; empty if the critic does not see the op."""
     value: float
     """The baseline."""
     contributors: tuple[Contributor, ...]
     """The most influential features, strongest first."""
     measured_on: Literal["op", "value"]
-    """What influence is about: the op taken, or the value where no other op was legal."""
+    """What the influence is measured on: the op taken, or the value if no other op was legal."""
 
     def lines(self) -> list[str]:
-        """Return the explanation in a few lines of text."""
+        """Return the explanation as lines of text."""
         chances = self.probabilities["op"]
         legal = {op: value for op, value in self.values.items() if chances[op] > 0}
         how = [
@@ -104,13 +104,13 @@ def explain_step(
 
     Args:
         network: the policy that decided.
-        step: what it decided, without the row's axis.
-        raw: the observation before it was standardised, [features].
-        observation: what the network read, [features].
+        step: its decision, without the row axis.
+        raw: the observation before standardisation, [features].
+        observation: the standardised observation, [features].
         blueprints: int64 [S].
-        hidden: the memory before the step, [layers, 1, width].
-        slot_names: of the host's slots.
-        blueprint_names: as the network numbers them.
+        hidden: the LSTM state before the step, [layers, 1, width].
+        slot_names: names of the host's slots.
+        blueprint_names: names in the order of the network's ids.
     """
     names = {
         head: [choice_text(head, value) for value in values]
@@ -157,7 +157,7 @@ def _occlude(
     legal: Tensor,
     measured_on: Literal["op", "value"],
 ) -> Tensor:
-    """Return the influence of every feature and of every slot's blueprint."""
+    """Return the influence of every feature and of every slot's blueprint, by occlusion."""
     features, slots = len(observation), len(blueprints)
     cases = features + slots + 1
     states = observation.repeat(cases, 1)
@@ -176,26 +176,26 @@ def _occlude(
 
 
 def _words(numbers: Mapping[str, float], form: str, most: int | None = None) -> str:
-    """Return the largest numbers with their names; what is exactly 0 is left out."""
+    """Return the largest numbers with their names, without those that are 0."""
     shown = sorted(numbers.items(), key=lambda item: -item[1])[:most]
     return ", ".join(f"{name} {form.format(number)}" for name, number in shown if number)
 
 
 URGE_MEMORY = 0.8
-"""Share of an urge that is left a step later: a chance of one in eight, kept up, is enough to act;
-one in a hundred, which is what is left of exploration, never is."""
+"""Decay of urges per step. A probability of 1/8 that persists is enough to act; one of 1/100, which
+is left over from exploration, never is."""
 
 
 def follow_urges(urges: Tensor, chances: Tensor, legal: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the op of every row, int64 [R], and the urges [R, ops] that are left.
+    """Return the op of every row, int64 [R], and the remaining urges [R, ops].
 
-    The likeliest op of every step is no likely way through an episode: a policy that germinates
-    in each step with a chance of 0.4 has most likely done so after two, and would wait for ever if
-    it was asked for the likeliest op alone. So chances add up to an urge, over steps in which the
-    op was legal, and what has become more urgent than a half is done.
+    Taking the likeliest op of every step would not be greedy over an episode: a policy that
+    germinates with probability 0.4 per step has most likely done so after two steps, but WAIT is
+    the likeliest op of each. So the probabilities of an op add up, with decay, over the steps in
+    which it is legal, and the op is taken when the sum exceeds a half.
 
     Args:
-        urges: float32 [R, ops], what is left of the steps before.
+        urges: float32 [R, ops], the sums from earlier steps.
         chances: float32 [R, ops], the probability of every op now.
         legal: bool [R, ops].
     """
@@ -206,23 +206,27 @@ def follow_urges(urges: Tensor, chances: Tensor, legal: Tensor) -> tuple[Tensor,
 
 
 def looks_at(max_epochs: Tensor, learned: int) -> int:
-    """Return how often a policy looks at every epoch: once, and where it has to hurry more often.
+    """Return how many steps the policy takes per epoch: 1, and more in a short run.
 
-    It has learned to act after so many looks, however long the run: in one of ten epochs it would
-    germinate when half of them are over. Runs that are played together count as the longest.
+    A policy has learned after how many steps to act, whatever the length of the run: in a run of
+    ten epochs it would germinate too late. Rows that are played together count as the longest.
+
+    Args:
+        max_epochs: int64 [R], epochs of every run.
+        learned: epochs of the shortest runs that the policy was trained on; 0 if not known.
     """
     return max(1, round(CALM_SHARE * learned / int(max_epochs.max())))
 
 
 def hurry(tempo: Tensor, max_epochs: Tensor, learned: int) -> Tensor:
-    """Return the tempo of every row: the fastest, where the run is too short for another."""
+    """Return the tempo of every row, replaced by the fastest one in short runs."""
     fastest = TEMPO_EPOCHS.index(min(TEMPO_EPOCHS))
     return torch.where(max_epochs.to(tempo.device) < CALM_SHARE * learned, fastest, tempo)
 
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What the last decision was made of, for `explain`."""
+    """The last decision with its inputs, for `explain` and `reasons`."""
 
     raw: Tensor
     observation: Tensor
@@ -232,28 +236,24 @@ class _Decision:
     could_germinate: Tensor
     """bool [R]"""
     signals: Signals
-    """What it was made by."""
 
 
 @register_controller("learned")
 class LearnedController:
-    """Acts by a trained network, without the floors it explored with.
+    """Acts by a trained network, by default without the probability floors of exploration.
 
-    A draw depends on the seed, the row and the step alone, so a row acts the same whatever the
-    number of rows, and a restored controller goes on with the draws it would have made. A row
-    that was rolled back forgets what it remembered: that past did not happen. A travelling policy
-    is laid out for the host, whatever its slots and blueprints; of the documents' layout one is
-    refused that does not fit.
+    A draw depends only on the seed, the row and the step. So a row does not depend on the number of
+    rows, and a restored controller continues with the same draws. A row that was rolled back starts
+    with an empty LSTM state.
 
     Args:
-        policy: the network with its frozen observation statistics and its blueprints.
-        context: the slots, blueprints and seed to work with.
-        greedy: draw nothing: act when that has become likelier than not to have acted
-            (`follow_urges`), and choose what is likeliest then.
+        policy: the network with its observation statistics and its blueprints.
+        context: the slots, blueprints and seed of the run.
+        greedy: draw nothing: take the op by `follow_urges`, and the likeliest choice of each head.
         explore: keep the floors, as in a rollout.
 
     Raises:
-        UsageError: The host has more slots than the policy serves, or blueprints it does not know.
+        UsageError: The host has more slots than the policy serves.
     """
 
     def __init__(
@@ -264,7 +264,6 @@ class LearnedController:
         greedy: bool = False,
         explore: bool = False,
     ) -> None:
-        """Bring policy and host together; nothing is remembered yet."""
         self.policy = policy.fitted(context)
         self.greedy, self.explore = greedy, explore
         self._context = context
@@ -276,16 +275,16 @@ class LearnedController:
 
     @property
     def limits(self) -> GrowthLimits:
-        """The limits on growth that its policy learned under."""
+        """The limits on growth that its policy was trained under."""
         return self.policy.limits
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> LearnedController:
-        """Return the controller that draws by the policy saved in a folder."""
+        """Return the controller that samples from the policy in a folder."""
         return cls(_load("learned", argument), context)
 
     def reset(self, rows: int, device: torch.device | str) -> None:
-        """Start at the first step with empty memories, on this device."""
+        """Start at the first step with empty LSTM states, on this device."""
         self.policy.to(device)
         self._hidden = self.policy.network.initial_hidden(rows)
         self._urges = torch.zeros(rows, len(LifecycleOp), device=self._hidden[0].device)
@@ -317,14 +316,14 @@ class LearnedController:
 
         own = self._own_masks(masks, device)
         for _ in range(1, looks_at(signals.max_epochs, self.policy.horizon)):
-            # What is decided in between is not done.
+            # Only the last decision of an epoch is carried out.
             before = decide(own).hidden
         step = decide(own)
         if self.greedy:
             self._urges[rolled_back] = 0.0
             op, self._urges = follow_urges(self._urges, step.op_chances, own.op)
             if not torch.equal(op, step.op):
-                # The other heads choose for this op; it was chosen from what all ops were like.
+                # Decide the other heads for this op, but report the probabilities of all ops.
                 only = F.one_hot(op, len(LifecycleOp)).bool()
                 step = decide(replace(own, op=only)).with_op_of(step)
         could_germinate = own.op[:, LifecycleOp.GERMINATE]
@@ -355,11 +354,11 @@ class LearnedController:
         return f"{Why.LEARNED} (chance of germinating {100 * chance:.0f} %, {progress})"
 
     def decides(self, row: int = 0) -> bool:
-        """Return whether the policy itself decides in a row."""
+        """Return whether the policy decides in a row, and not a fallback."""
         return True
 
     def explain(self, row: int = 0) -> Explanation:
-        """Return why the last decision of a row came out as it did."""
+        """Return the explanation of a row's last decision."""
         last = self._last
         if last is None:
             raise UsageError("there is no decision to explain yet; call act() first")
@@ -377,7 +376,7 @@ class LearnedController:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step, and the memory and the urges of every row."""
+        """Return the step, and the LSTM state and urges of every row."""
         if self._hidden is None:
             return {"step": self._step, "state": None, "cell": None, "urges": None}
         state, cell = self._hidden
@@ -389,7 +388,7 @@ class LearnedController:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the given step with the given memories."""
+        """Continue with what `state_dict` returned."""
         self._step = int(state["step"])
         self._last = None
         if state["state"] is None:
@@ -413,13 +412,13 @@ class LearnedController:
             ]
         )
 
-    # The host and the policy may number blueprints differently; names are what they agree on. One
-    # that the policy does not know is never chosen, and where one lives, it is told as noop.
+    # Host and policy may number blueprints differently, so they are matched by name. The policy
+    # never chooses a blueprint that it does not know; a seed of one reads as noop.
 
     def _ids_of(self, blueprints: int) -> Tensor | None:
-        """Return the policy's id of each of so many blueprints of the host, -1 for unknown ones.
+        """Return the policy's id of each of the host's blueprints, -1 for unknown ones.
 
-        Those beyond the context's are unknown. None where host and policy number them alike.
+        Blueprints beyond those of the context are unknown. None if all ids are equal.
         """
         ids = F.pad(self._ids, (0, blueprints - len(self._ids)), value=-1)
         own = torch.arange(len(self.policy.blueprint_names))
@@ -439,7 +438,7 @@ class LearnedController:
         )
 
     def _own_columns(self, table: Tensor, ids: Tensor, missing: float) -> Tensor:
-        """Return a table over the host's blueprints, [..., B], over those of the policy."""
+        """Return a table over the host's blueprints, [..., B], in the order of the policy's."""
         ids = ids.to(table.device)
         own = table.new_full((*table.shape[:-1], len(self.policy.blueprint_names)), missing)
         own[..., ids[ids >= 0]] = table[..., ids >= 0]
@@ -461,7 +460,7 @@ class LearnedController:
         actions = {head: values.clone().to(device) for head, values in step.items()}
         ids = self._ids_of(masks.blueprint_by_slot.shape[-1])
         if ids is not None:
-            # What is chosen fits a slot of the host, so it is one of the host's.
+            # The chosen blueprint is legal, so it is one of the host's.
             back = torch.zeros(len(self.policy.blueprint_names), dtype=torch.int64)
             back[ids[ids >= 0]] = (ids >= 0).nonzero().squeeze(-1)
             actions["blueprint"] = back.to(device)[actions["blueprint"]]
@@ -470,11 +469,11 @@ class LearnedController:
 
 @register_controller("greedy")
 class GreedyController(LearnedController):
-    """The learned controller that draws nothing; built from its name."""
+    """The learned controller with `greedy=True`."""
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> GreedyController:
-        """Return the controller that acts greedily by the policy saved in a folder."""
+        """Return the controller that acts greedily by the policy in a folder."""
         return cls(_load("greedy", argument), context, greedy=True)
 
 
@@ -485,7 +484,7 @@ def _load(name: str, argument: str | None) -> Policy:
     try:
         return load_policy(folder)
     except CheckpointError as error:
-        # A folder that holds a state is at fault itself; any other was the wrong thing to name.
+        # A saved state is damaged; without a manifest the user named the wrong folder.
         if os.path.exists(folder / MANIFEST_FILE):
             raise
         raise UsageError(str(error)) from error

@@ -1,4 +1,4 @@
-"""The policy network: from an observation to a distribution over actions, and a value."""
+"""Policy networks: from an observation to a distribution over actions and a value."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.networks.travelling import TravellingActorCritic
 
-# ---- From a configuration to the network it describes
-
-
 Network = ActorCritic[Any]
 """A policy network of either layout."""
 
 
 def make_network(config: PolicyConfig, kinds: Sequence[BlueprintKind]) -> Network:
-    """Return a network that has learned nothing, from PyTorch's own random numbers.
+    """Return an untrained network, initialised from PyTorch's global generator.
 
     Args:
-        config: what it is.
+        config: the configuration.
         kinds: the kind of every blueprint at the index that is its id.
     """
     if config.layout == "documents":

@@ -1,10 +1,9 @@
-"""ActorCritic: what every policy network does alike.
+"""ActorCritic: the base class of policy networks.
 
-A network reads an observation, remembers it, and answers with the logits of eight heads and the
-value of every op. Networks differ in how they read and in what their heads look at, which is three
-methods (`read`, `every_logits`, `taken_logits`); acting step by step, scoring whole episodes, the
-memory and the critic are here, once. Both ways build their distributions by `policy.distribution`,
-so what is sampled is what is scored.
+A network encodes an observation, passes it through an LSTM, and returns the logits of eight heads
+and the value of every op. Networks differ in three methods: `read`, `every_logits` and
+`taken_logits`. Acting step by step, scoring whole episodes, the LSTM and the critic are here.
+Acting and scoring both use `policy.distribution`, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -58,45 +57,43 @@ from esper.tamiyo.policy.distribution import (
 )
 
 Context = TypeVar("Context")
-"""What the heads of a network look at besides the memory."""
+"""What the heads of a network read besides the output of the LSTM."""
 
 
 class ActorCritic(nn.Module, ABC, Generic[Context]):
     """A recurrent factored policy with its critic.
 
     Args:
-        config: shape and start of the network.
-        table: how its heads are laid out.
+        config: the configuration of the network.
+        table: the layout of its heads.
 
-    A network builds its modules itself: every head as `<head>_head`, the critic by
-    `make_value_head` and `make_op_encoder`, and the memory; all else is what they read.
+    A subclass creates the modules: every head as `<head>_head`, the critic by `make_value_head` and
+    `make_op_encoder`, the LSTM, and the layers that encode the observation.
     """
 
     lstm: nn.LSTM
-    """The memory."""
     lstm_ln: nn.LayerNorm
-    """What the heads read it through."""
+    """The normalisation of the LSTM's output, which all heads read."""
     op_head: nn.Sequential
     value_head: nn.Sequential
     """The critic."""
     op_encoder: nn.Sequential | None
-    """What stands between the op and the critic."""
+    """Layers between the op and the critic."""
     floors: Tensor
     row_floors: Tensor
 
     def __init__(self, config: PolicyConfig, table: HeadTable) -> None:
-        """Take over the layout; the modules follow."""
         super().__init__()
         self.config, self.table = config, table
         floors = torch.tensor(config.floor.by_head(), dtype=torch.float32)
         self.register_buffer("floors", floors, persistent=False)
         self.register_buffer("row_floors", floors[table.row_heads], persistent=False)
 
-    # ----------------------------------------------------------------- what networks differ in
+    # ------------------------------------------------------------- what subclasses implement
 
     @abstractmethod
     def read(self, state: Tensor, blueprint_indices: Tensor) -> tuple[Tensor, Context]:
-        """Return what is remembered, [..., width], and what the heads look at besides.
+        """Return the input of the LSTM, [..., width], and the context of the heads.
 
         Args:
             state: observations, [..., features].
@@ -105,15 +102,15 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
 
     @abstractmethod
     def every_logits(self, memory: Tensor, context: Context) -> Tensor:
-        """Return what `HeadTable.row_logits` folds: the logits under every condition, [N, ...]."""
+        """Return the logits of every row of the `HeadTable`, side by side, [N, ...]."""
 
     @abstractmethod
     def taken_logits(self, memory: Tensor, context: Context, taken: Tensor) -> Tensor:
         """Return [T, B, 8, K]: the logits of every head under the op and the slot taken.
 
         Args:
-            memory: [T, B, width].
-            context: of as many observations.
+            memory: normalised output of the LSTM, [T, B, width].
+            context: of the same observations.
             taken: actions, int64 [T, B, 8].
         """
 
@@ -122,7 +119,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         return getattr(self, f"{name}_head")
 
     def initialize(self, readers: Sequence[nn.Module], outputs: Iterable[nn.Sequential]) -> None:
-        """Start all weights from PyTorch's own random numbers; heads end with their `outputs`."""
+        """Initialise all weights; `outputs` are the last layers of the heads."""
         config = self.config
         initialize_linear([*readers, *map(self.head, HEAD_NAMES), self.value_head])
         if self.op_encoder is not None:
@@ -134,7 +131,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         initialize_output(self.value_head, config.value_gain)
 
     def initial_hidden(self, rows: int) -> Hidden:
-        """Return the memory of rows at the start of an episode."""
+        """Return the LSTM state of rows at the start of an episode."""
         return empty_hidden(self.lstm, rows)
 
     # --------------------------------------------------------------------------------- sequences
@@ -153,7 +150,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
     ) -> Evaluation:
         """Return values, log-probabilities and entropies of whole episodes, by head.
 
-        See `score`, which returns the same in one tensor for all heads, and more.
+        `score` explains the arguments; it returns the same in one tensor for all heads.
         """
         scores = self.score(
             states,
@@ -193,14 +190,14 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
             states: [B, T, features].
             blueprint_indices: int64 [B, T, S].
             actions: {head: int64 [B, T]}, or int64 [B, T, 8].
-            masks: as they were when the actions were taken: [B, T, 8, K] as a `PolicyStep` has
-                them, by head, or as the rules gave them.
-            hidden: the memory before the first step; empty without one.
-            sampled_op: the op whose value is returned; the op taken by default.
+            masks: the masks when the actions were taken: [B, T, 8, K] as in a `PolicyStep`, by
+                head, or as the rules gave them.
+            hidden: the LSTM state before the first step; zeros by default.
+            sampled_op: the op whose value is returned; by default the op taken.
             explore: whether the distribution had floors.
-            episode_starts: bool [B, T], the memory is emptied before these steps.
-            with_baseline: also compute the baseline; without it, it is the values.
-            check: raise where a logit is not finite, as the configuration says.
+            episode_starts: bool [B, T], the LSTM state is reset before these steps.
+            with_baseline: also compute the baseline; otherwise it is a copy of the values.
+            check: raise if a logit is not finite, provided that the configuration says so.
         """
         memory, context, hidden = self.remember(states, blueprint_indices, hidden, episode_starts)
         taken = self.table.pack(actions)
@@ -243,13 +240,13 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         hidden: Hidden | None,
         episode_starts: Tensor | None,
     ) -> tuple[Tensor, Context, Hidden]:
-        """Return what the heads read, memory [T, B, width] and context, and the memory after.
+        """Return the LSTM's normalised output [T, B, width], the context, and the state after.
 
         Args:
             state: [B, T, features].
             blueprint_indices: int64 [B, T, S].
-            hidden: the memory before the first step; empty without one.
-            episode_starts: bool [B, T], the memory is emptied before these steps.
+            hidden: the LSTM state before the first step; zeros by default.
+            episode_starts: bool [B, T], the LSTM state is reset before these steps.
         """
         if state.dim() != 3:
             raise UsageError(
@@ -258,8 +255,8 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         self.check_inputs(state, blueprint_indices)
         if hidden is not None:
             check_hidden(hidden, self.lstm, len(state))
-        # The memory's kernels read one step of all rows after another. Laid out like that from the
-        # start, nothing that is as wide as the network has to be copied.
+        # The LSTM's kernels read one step of all rows after another. With this layout from the
+        # start, no wide tensor has to be copied.
         features, context = self.read(state.transpose(0, 1), blueprint_indices.transpose(0, 1))
         outputs, hidden = run_sequence(self.lstm, features.transpose(0, 1), hidden, episode_starts)
         memory: Tensor = self.lstm_ln(outputs.transpose(0, 1))
@@ -268,11 +265,11 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
     # ------------------------------------------------------------------------------- the critic
 
     def judge(self, memory: Tensor) -> Tensor:
-        """Return what the memory adds to the critic's first layer, which all below begin with."""
+        """Return what the LSTM's output adds to the critic's first layer."""
         return memory_part(self.value_head, memory)
 
     def op_values(self, judged: Tensor) -> Tensor:
-        """Return Q(s, op) for every op, [..., ops]; V(s) in every column without ops."""
+        """Return Q(s, op) for every op, [..., ops]; V(s) in every column for critic 'state'."""
         ops = self.table.sizes["op"]
         if self.config.critic == "state":
             return finish(self.value_head, judged).unsqueeze(-1).expand(*judged.shape[:-1], ops)
@@ -283,10 +280,10 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         """Return the value that returns are compared with; the policy gets no gradient from it.
 
         Args:
-            judged: what `judge` returned, [..., width / 2].
-            op_values: what `op_values` made of it, [..., ops].
-            log_probs: of the ops in the distribution that is sampled from, [..., ops].
-            op: the op that was sampled from it, int64 [...].
+            judged: result of `judge`, [..., width / 2].
+            op_values: result of `op_values`, [..., ops].
+            log_probs: log-probabilities of the ops in the sampling distribution, [..., ops].
+            op: the op sampled from it, int64 [...].
         """
         critic = self.config.critic
         if critic == "op_marginal":
@@ -299,7 +296,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         return op_values[..., 0]
 
     def _effects(self, shares: Tensor) -> Tensor:
-        """Return what ops, given as shares [..., ops], add to the critic's first layer."""
+        """Return what ops, given as probabilities [..., ops], add to the critic's first layer."""
         return op_part(self.value_head, encode_ops(self.op_encoder, shares))
 
     # ------------------------------------------------------------------------------------- a step
@@ -317,17 +314,17 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         generator: torch.Generator | None = None,
         uniforms: Tensor | None = None,
     ) -> PolicyStep:
-        """Decide one step: the op, the slot from that op's row, then the heads the op uses.
+        """Decide one step: the op, the slot for that op, then the heads that the op uses.
 
         Args:
-            state: [N, features], or [features] for one row without its axis.
-            mask: what is legal, in any form of `MaskSource`; without one everything is.
-            blueprint_indices: int64 [N, S], -1 where a slot is empty; all empty by default.
-            hidden: the memory; empty without one.
+            state: [N, features], or [features] for a single row.
+            mask: what is legal, in any form of `MaskSource`; by default everything.
+            blueprint_indices: int64 [N, S], -1 where a slot is empty; by default all are.
+            hidden: the LSTM state; zeros by default.
             deterministic: take the likeliest choices instead of drawing.
             explore: whether the distribution has floors.
-            generator: where draws come from.
-            uniforms: one draw from [0, 1) per row and head, [N, 8], instead of a generator.
+            generator: source of the draws.
+            uniforms: one draw from [0, 1) per row and head, [N, 8], in place of the generator.
         """
         if state.dim() == 1:
             own = (1,) if isinstance(mask, Masks) else ()
@@ -366,7 +363,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         return step
 
     def check_step(self, step: PolicyStep, logits: Tensor) -> None:
-        """Raise where a decision was made by an empty mask or by logits that are not finite."""
+        """Raise if a mask was empty or a logit was not finite."""
         if not must_check(self.config.check, logits):
             return
         if not bool(step.masks.any(-1).all() & torch.isfinite(logits.sum())):
@@ -384,18 +381,18 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         *,
         explore: bool = True,
     ) -> tuple[PolicyStep, Tensor]:
-        """Decide one step from tensors to tensors; what is compiled and captured in a graph.
+        """Decide one step without checks; this part can be captured in a CUDA graph.
 
         Args:
             state: [N, features].
             blueprint_indices: int64 [N, S].
             masks: bool [N, R, K], see `HeadTable.row_masks`.
             uniforms: [N, 8] from [0, 1); None takes the likeliest choices.
-            hidden: the memory.
+            hidden: the LSTM state.
             explore: whether the distribution has floors.
 
         Returns:
-            The step, and the logits of `every_logits`. Nothing is checked.
+            The step, and the logits of `every_logits`.
         """
         logits, judged, hidden = self.respond(state, blueprint_indices, hidden)
         step = self.choose(logits, judged, hidden, masks, uniforms, explore=explore)
@@ -404,7 +401,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
     def respond(
         self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden
     ) -> tuple[Tensor, Tensor, Hidden]:
-        """Return the logits of `every_logits`, what `judge` says, and the memory after."""
+        """Return the results of `every_logits` and `judge`, and the LSTM state after the step."""
         features, context = self.read(state, blueprint_indices)
         memory, hidden = run_step(self.lstm, features, hidden)
         memory = self.lstm_ln(memory)
@@ -420,7 +417,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         *,
         explore: bool = True,
     ) -> PolicyStep:
-        """Return the decision that these logits, masks and draws make; see `decision.choose`."""
+        """Return the decision from logits, masks and draws; see `decision.choose`."""
         op_values = self.op_values(judged)
         return choose(
             self.table,
@@ -435,11 +432,11 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         )
 
     def floor_kind(self, explore: bool) -> FloorKind:
-        """Return how floors are kept: not at all without exploration."""
+        """Return how floors are enforced: not at all without exploration."""
         return self.config.floor.kind if explore else "off"
 
     def check_inputs(self, state: Tensor, blueprint_indices: Tensor) -> None:
-        """Raise unless observations and blueprints have the shapes this policy reads."""
+        """Raise unless observations and blueprints have the right shapes."""
         wanted = (*state.shape[:-1], self.config.num_slots)
         if state.shape[-1] != self.config.observation_dim:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""From logits to one decision per row, and what the policy returns about it."""
+"""From logits to decisions: the layout of all heads in one tensor, drawing, and result records."""
 
 from __future__ import annotations
 
@@ -24,24 +24,29 @@ from esper.tamiyo.policy.distribution import (
     unchecked_log_probs,
 )
 
-# - All heads in one rectangle: where each head's choices lie, and which row an op and slot select
+# ---- HeadTable: all heads in one tensor
+#
+# There are two layouts. [..., 8, K] has one row per head. [..., R, K] has one row per condition:
+# the slot once for every op, the blueprint once for every slot and once for "no slot", and the
+# other heads once (or once per slot). K is the largest number of choices. All conditions are drawn
+# at once; the op and the slot that come out select the rows that count.
 
 
 MaskSource = Masks | Mapping[str, Tensor] | Tensor
-"""Masks as the rules give them, by head, or already as one of the two rectangles."""
+"""Masks as the rules give them, by head, or in one of the two layouts."""
 
 NUM_HEADS = len(HEAD_NAMES)
 SLOT = HEAD_NAMES.index("slot")
 BLUEPRINT = HEAD_NAMES.index("blueprint")
 OP = HEAD_NAMES.index("op")
 OP_ROW = -1
-"""The row of the op, the last in either rectangle."""
+"""The row of the op, the last one in either layout."""
 
 _SINGLE = tuple(head for head in HEAD_NAMES if head not in ("slot", "blueprint"))
-"""The heads whose masks depend on nothing that is drawn."""
+"""Heads whose masks do not depend on other heads."""
 
 _SHAPES = tuple(head for head in _SINGLE if head != "op")
-"""Those of them that say how the op is done."""
+"""Those of them that say how the op is carried out."""
 
 assert ("slot", "blueprint", *_SINGLE) == HEAD_NAMES, "rows are built in this order"
 assert OP == NUM_HEADS + OP_ROW
@@ -49,13 +54,12 @@ assert NOOP == 0, "the placeholder of the blueprint comes first"
 
 
 class HeadTable(nn.Module):
-    """The index tables of both rectangles; they follow the network to its device.
+    """The index tables of both layouts; as a module they move with the network.
 
     Args:
         sizes: number of choices of every head.
-        by_slot: whether logits are given for every condition, side by side in the order of the
-            rows, and the heads that say how an op is done depend on the slot; without it every
-            head has the same logits under all conditions.
+        by_slot: whether there are logits for every condition and the `_SHAPES` heads depend on the
+            slot; without it every head has the same logits under all conditions.
     """
 
     head_cells: Tensor
@@ -70,7 +74,6 @@ class HeadTable(nn.Module):
     placeholders: Tensor
 
     def __init__(self, sizes: Mapping[str, int], *, by_slot: bool = False) -> None:
-        """Lay out heads of these sizes."""
         super().__init__()
         self.by_slot = by_slot
         self.sizes = {head: int(sizes[head]) for head in HEAD_NAMES}
@@ -87,7 +90,7 @@ class HeadTable(nn.Module):
         by_head = self._starts(HEAD_NAMES)
         of_heads = dict(zip(HEAD_NAMES, by_head, strict=False))
         by_row = self._starts(rows) if by_slot else [of_heads[head] for head in rows]
-        # The masks of the heads that depend on nothing are given once, behind all others.
+        # The masks of independent heads are given once, after all others.
         lone = rows[: self.no_slot_row + 1] + _SINGLE
         by_mask = self._starts(lone)
         of_masks = dict(zip(_SINGLE, by_mask[self.no_slot_row + 1 :], strict=False))
@@ -104,7 +107,7 @@ class HeadTable(nn.Module):
         self._keep("causal", causal_table())
         self._keep("placeholders", torch.tensor([int(PLACEHOLDERS[head]) for head in HEAD_NAMES]))
 
-    # ------------------------------------------------------------------------------- rectangles
+    # ---------------------------------------------------------------------------------- layouts
 
     def head_logits(self, logits: Tensor) -> Tensor:
         """Return [..., 8, K] from the logits of all heads side by side, each once."""
@@ -115,11 +118,11 @@ class HeadTable(nn.Module):
         return self._fold(logits, self.row_cells)
 
     def op_logits(self, logits: Tensor) -> Tensor:
-        """Return [..., ops]: those of the op, which come last."""
+        """Return the logits of the op, [..., ops], which come last."""
         return logits[..., -self.sizes["op"] :]
 
     def row_masks(self, masks: MaskSource | None, shape: Sequence[int]) -> Tensor:
-        """Return bool [*shape, R, K] from masks in any form; without masks everything is legal."""
+        """Return bool [*shape, R, K] from masks in any form; by default everything is legal."""
         if masks is None:
             return self.everything.expand(*shape, -1, -1)
         if isinstance(masks, Tensor):
@@ -129,17 +132,17 @@ class HeadTable(nn.Module):
         parts = self._parts(masks, shape)
         slots, blueprints = parts["slot_by_op"], parts["blueprint_by_slot"]
         anywhere = (blueprints & slots[..., LifecycleOp.WAIT, :, None]).any(-2)
-        # Where nothing fits anywhere, the idle head has its placeholder alone.
+        # If nothing fits anywhere, the unused blueprint head allows only its placeholder.
         nothing = ~anywhere.any(-1, keepdim=True)
         cells = [slots.flatten(-2), blueprints.flatten(-2), nothing, anywhere[..., NOOP + 1 :]]
         cells += [parts[head] for head in _SINGLE]
         return self._fold(self._end(cells), self.row_mask_cells)
 
     def head_masks(self, masks: MaskSource | None, actions: Tensor) -> Tensor:
-        """Return bool [..., 8, K]: the masks by which actions, int64 [..., 8], were chosen.
+        """Return bool [..., 8, K]: the masks under which actions, int64 [..., 8], were chosen.
 
-        Masks by head are taken as they were stored: the slot's is that of the op taken, the
-        blueprint's that of the slot taken.
+        Masks by head are used as given: that of the slot belongs to the op taken, that of the
+        blueprint to the slot taken.
         """
         shape = actions.shape[:-1]
         if isinstance(masks, Tensor) and masks.shape[-2] == NUM_HEADS:
@@ -155,7 +158,7 @@ class HeadTable(nn.Module):
         return self.rows_by_choice[op, slot]
 
     def select(self, rectangle: Tensor, rows: Tensor) -> Tensor:
-        """Return [..., 8, K]: these rows of a rectangle [..., R, K]."""
+        """Return [..., 8, K]: these rows of [..., R, K]."""
         return rectangle.gather(-2, rows.unsqueeze(-1).expand(*rows.shape, self.width))
 
     # ------------------------------------------------------------------------------------ actions
@@ -177,16 +180,16 @@ class HeadTable(nn.Module):
         self.register_buffer(name, table, persistent=False)
 
     def _fold(self, flat: Tensor, cells: Tensor) -> Tensor:
-        """Return a rectangle [..., rows, K] whose cells are these entries of the last axis."""
+        """Return [..., rows, K] with the entries of the last axis that `cells` names."""
         filled = flat.index_select(-1, cells)
         return filled.view(*filled.shape[:-1], -1, self.width)
 
     def _end(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return masks side by side, with one False after the last."""
+        """Return masks side by side, followed by one False."""
         return torch.cat([*parts, self.nothing.expand(*parts[0].shape[:-1], 1)], dim=-1)
 
     def _rows_by_choice(self) -> Tensor:
-        """Return int64 [ops, S, 8]: the row of every head once op and slot are known."""
+        """Return int64 [ops, S, 8]: the row of every head, given op and slot."""
         table = torch.empty(NUM_OPS, self.num_slots, NUM_HEADS, dtype=torch.int64)
         table[..., SLOT] = torch.arange(NUM_OPS)[:, None]
         table[..., BLUEPRINT] = self.no_slot_row
@@ -199,35 +202,35 @@ class HeadTable(nn.Module):
         return table
 
     def _existing(self, heads: Sequence[str]) -> Tensor:
-        """Return bool [heads, K]: the cells that are choices of these heads."""
+        """Return bool [heads, K]: whether a cell is a choice of its head."""
         sizes = torch.tensor([self.sizes[head] for head in heads])
         return torch.arange(self.width) < sizes[:, None]
 
     def _starts(self, heads: Sequence[str]) -> list[int]:
-        """Return where each of these heads begins, side by side, and where the last one ends."""
+        """Return the start of each of these heads, side by side, and the end of the last one."""
         return list(accumulate((self.sizes[head] for head in heads), initial=0))
 
     def _cells(self, heads: Sequence[str], starts: Sequence[int], *, absent: int) -> Tensor:
-        """Return which entry fills each cell of these heads, which begin at these places.
+        """Return the index of the entry that fills each cell.
 
         Args:
-            heads: of the rows.
-            starts: at least one for each of them.
-            absent: the entry of a cell without a choice. Of logits any will do, they are masked;
-                of masks it is the one after the last, which is False.
+            heads: the head of every row.
+            starts: the first entry of every row; further ones are ignored.
+            absent: the entry of a cell without a choice. For logits any entry will do, because the
+                cell is masked; for masks it is the False after the last entry.
         """
         first = torch.tensor(list(starts[: len(heads)]))
         cells = first[:, None] + torch.arange(self.width)
         return torch.where(self._existing(heads), cells, absent).flatten()
 
     def _spread(self, masks: Tensor) -> Tensor:
-        """Return [..., R, K] from [..., 8, K]: every condition has the mask of its head."""
+        """Return [..., R, K] from [..., 8, K]: every condition gets the mask of its head."""
         return masks.index_select(-2, self.row_heads)
 
     def _parts(
         self, masks: Masks | Mapping[str, Tensor], shape: Sequence[int]
     ) -> dict[str, Tensor]:
-        """Return the masks by head and condition, padded to the slots and blueprints there are."""
+        """Return the masks by head and condition, padded to this policy's slots and blueprints."""
         if isinstance(masks, Masks):
             given = {head: getattr(masks, head) for head in _SINGLE}
             given["slot_by_op"] = masks.slot_by_op
@@ -281,22 +284,22 @@ def _checked(masks: Tensor, shape: Sequence[int], rows: int, width: int) -> Tens
 
 @dataclass(frozen=True, slots=True)
 class PolicyStep:
-    """What was decided for N rows; without the N where a single state was given."""
+    """The decisions for N rows; without the axis N if a single state was given."""
 
     actions: Tensor
     """int64 [N, 8], in the order of `HEAD_NAMES`."""
     log_probs: Tensor
-    """float32 [N, 8]; exactly 0 in heads the op does not use."""
+    """float32 [N, 8]; exactly 0 for heads that the op does not use."""
     value: Tensor
     """float32 [N], the baseline."""
     op_values: Tensor
-    """float32 [N, ops], Q(s, op); V(s) in every column where the critic does not see the op."""
+    """float32 [N, ops], Q(s, op); V(s) in every column if the critic does not see the op."""
     masks: Tensor
-    """bool [N, 8, K], by which each head was drawn; an update is given the same."""
+    """bool [N, 8, K], the masks of every head; an update needs the same ones."""
     choice_log_probs: Tensor
-    """float32 [N, 8, K], of every choice of every head under the op and the slot taken."""
+    """float32 [N, 8, K], log-probability of every choice, given the op and the slot taken."""
     hidden: Hidden
-    """The memory after the step."""
+    """The LSTM state after the step."""
 
     @property
     def op(self) -> Tensor:
@@ -319,7 +322,7 @@ class PolicyStep:
         return probabilities(self.choice_log_probs[..., OP, : self.op_values.shape[-1]])
 
     def with_op_of(self, other: PolicyStep) -> PolicyStep:
-        """Return this decision, its op chosen from what `other` chose from."""
+        """Return this decision with the masks and log-probabilities of the op from `other`."""
         choices, masks = self.choice_log_probs.clone(), self.masks.clone()
         log_probs = self.log_probs.clone()
         choices[..., OP, :] = other.choice_log_probs[..., OP, :]
@@ -341,12 +344,12 @@ class PolicyStep:
         return self.by_head().items()
 
     def clone(self) -> PolicyStep:
-        """Return a copy that nothing else can change."""
+        """Return a copy."""
         state, cell = self.hidden
         return self._map(Tensor.clone, (state.clone(), cell.clone()))
 
     def row(self, row: int) -> PolicyStep:
-        """Return one row without its axis; its memory stays [layers, 1, width]."""
+        """Return one row without its axis; its LSTM state stays [layers, 1, width]."""
         state, cell = self.hidden
         return self._map(
             lambda tensor: tensor[row], (state[:, row : row + 1], cell[:, row : row + 1])
@@ -358,7 +361,7 @@ class PolicyStep:
 
 
 class Evaluation(NamedTuple):
-    """What an update needs of whole episodes, by head."""
+    """Values, log-probabilities and entropies of whole episodes, by head."""
 
     values: Tensor
     """[B, T], Q(s, op taken)."""
@@ -367,12 +370,12 @@ class Evaluation(NamedTuple):
     entropies: dict[str, Tensor]
     """[B, T] per head, from 0 to 1, over the masks as given and without floors."""
     hidden: Hidden
-    """The memory after the last step."""
+    """The LSTM state after the last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What an update needs of whole episodes, all heads in one tensor."""
+    """Values, log-probabilities and entropies of whole episodes, all heads in one tensor."""
 
     values: Tensor
     """[B, T], Q(s, op taken)."""
@@ -387,7 +390,7 @@ class Scores:
     masks: Tensor
     """bool [B, T, 8, K]."""
     hidden: Hidden
-    """The memory after the last step."""
+    """The LSTM state after the last step."""
 
 
 def choose(
@@ -402,21 +405,22 @@ def choose(
     floor_kind: FloorKind,
     expect: Callable[[Tensor, Tensor], Tensor],
 ) -> PolicyStep:
-    """Return the decision of every row; tensors in, tensors out, and nothing is checked.
+    """Return the decision of every row, without checks.
 
     All conditions are drawn at once (see `HeadTable`), then the op and the slot that came out
-    select what counts. Heads the op does not use hold their placeholder and score exactly 0.
+    select the rows that count. Heads that the op does not use get their placeholder and a
+    log-probability of exactly 0.
 
     Args:
-        table: where heads and conditions lie.
-        logits: of all heads side by side, [N, choices].
+        table: the layout of the heads.
+        logits: logits of all heads side by side, [N, choices].
         op_values: Q(s, op), [N, ops].
-        hidden: the memory after this step, passed on.
+        hidden: the LSTM state after this step, passed on.
         masks: bool [N, R, K].
         uniforms: [N, 8] from [0, 1); None takes the likeliest choices.
-        floors: least probability by row, [R].
-        floor_kind: how floors are kept.
-        expect: from the log-probabilities of the ops [N, ops] and the op drawn to the baseline.
+        floors: minimum probability by row, [R].
+        floor_kind: how floors are enforced.
+        expect: returns the baseline for the log-probabilities of the ops [N, ops] and the op drawn.
     """
     log_probs = unchecked_log_probs(table.row_logits(logits), masks, floors, floor_kind)
     if uniforms is None:

@@ -1,11 +1,11 @@
-"""The documents' policy: a recurrent actor-critic with eight heads over one shared memory.
+"""The documents' policy: a recurrent actor-critic with eight heads over one LSTM.
 
     observation + embedded blueprints -> Linear, LayerNorm, ReLU -> LSTM -> LayerNorm
         -> slot, blueprint, style, tempo, alpha_target, alpha_speed, alpha_curve, op
         -> value, which also sees the op
 
-Every head reads the memory alone. How it acts and is scored is in `actor_critic.py`, how heads
-share one rectangle in `head_table.py`.
+Every head reads only the LSTM's output. `actor_critic.py` has acting and scoring, `decision.py` the
+layout of all heads in one tensor.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
     """The recurrent factored policy with its critic.
 
     Args:
-        state_dim: features of the observation; by default 31 and 30 for each slot.
-        num_slots: most slots of a host it can serve.
-        lstm_hidden_dim: width of the features and of the memory.
+        state_dim: features of the observation; by default 31, and 30 for each slot.
+        num_slots: largest number of slots of a host.
+        lstm_hidden_dim: width of the features and of the LSTM.
         options: further fields of `PolicyConfig`, such as `critic` or `lstm_layers`.
     """
 
@@ -55,7 +55,6 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
         lstm_hidden_dim: int = DEFAULT_LSTM_HIDDEN_DIM,
         **options: Any,
     ) -> None:
-        """Build and initialise the network from PyTorch's own random numbers."""
         config = PolicyConfig(
             state_dim=state_dim, num_slots=num_slots, lstm_hidden_dim=lstm_hidden_dim, **options
         )
@@ -105,15 +104,14 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
         Args:
             state: [B, T, features].
             blueprint_indices: int64 [B, T, S], -1 where a slot is empty.
-            hidden: the memory before the first step; empty without one.
+            hidden: the LSTM state before the first step; zeros by default.
             op_for_value: int64 [B, T]; the value is then Q(s, op). Without it the value is the
-                baseline of the critic: the mean of Q over the distribution that is sampled from,
-                Q of an op drawn from it ('op_sampled'), Q of its probabilities ('op_soft'), or
-                V(s).
-            masks: which ops that distribution allows; the logits themselves are not masked.
+                critic's baseline: the mean of Q over the sampling distribution, Q of an op drawn
+                from it ('op_sampled'), Q of its probabilities ('op_soft'), or V(s).
+            masks: legal ops of that distribution; the logits themselves are not masked.
             explore: whether that distribution has floors.
-            generator: where 'op_sampled' draws from.
-            episode_starts: bool [B, T], the memory is emptied before these steps.
+            generator: source of the draws of 'op_sampled'.
+            episode_starts: bool [B, T], the LSTM state is reset before these steps.
 
         Returns:
             `<head>_logits` [B, T, choices], `value` [B, T], `op_values` [B, T, ops], `hidden`.
@@ -140,15 +138,15 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
         return {**logits, "value": value, "op_values": op_values, "hidden": hidden}
 
     def read(self, state: Tensor, blueprint_indices: Tensor) -> tuple[Tensor, None]:
-        """Return features; the heads look at nothing but the memory."""
+        """Return features; the heads need no further context."""
         return self.encode(state, blueprint_indices), None
 
     def every_logits(self, memory: Tensor, context: None) -> Tensor:
-        """Return the logits of all heads side by side; they are the same under all conditions."""
+        """Return the logits of all heads side by side."""
         return torch.cat([head(memory) for head in self.heads], dim=-1)
 
     def taken_logits(self, memory: Tensor, context: None, taken: Tensor) -> Tensor:
-        """Return the logits of all heads, whatever was taken."""
+        """Return the logits of all heads, which do not depend on what was taken."""
         return self.table.head_logits(run_heads(self.heads, memory))
 
     def encode(self, state: Tensor, blueprint_indices: Tensor) -> Tensor:

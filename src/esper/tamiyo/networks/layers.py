@@ -1,4 +1,4 @@
-"""The parts of the policy network: layers, heads, memory, and how they start."""
+"""The parts of policy networks: layers, heads, LSTM, critic, and their initialisation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from esper.tamiyo.networks.config import PolicyConfig
 
 
 def has_onednn() -> bool:
-    """Return whether this build of PyTorch has the products that its compiler uses on a CPU."""
+    """Return whether this build of PyTorch has oneDNN's linear layers."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def run_layers(layers: nn.Sequential, x: Tensor) -> Tensor:
-    """Return what the layers make of x, [..., outputs] from [..., inputs]."""
+    """Apply linear layers with ReLUs between them to [..., inputs], by oneDNN on a CPU."""
     is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and has_onednn()
     if not is_plain or torch.compiler.is_compiling():
         result: Tensor = layers(x)
@@ -35,14 +35,14 @@ def run_layers(layers: nn.Sequential, x: Tensor) -> Tensor:
         if isinstance(layer, nn.Linear)
         for weight in (layer.weight, layer.bias)
     ]
-    # oneDNN reads tensors that have gaps a hundred times more slowly.
+    # oneDNN is a hundred times slower on tensors that are not contiguous.
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     flat = apply_function(_Layers, rows, *weights)
     return flat.view(*x.shape[:-1], flat.shape[-1])
 
 
 class _Layers(torch.autograd.Function):
-    """Linear layers, given as weight, bias, weight, bias, …, with a ReLU after all but the last."""
+    """Linear layers given as weight, bias, weight, bias, …, with a ReLU after all but the last."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class _Layers(torch.autograd.Function):
             inputs.append(x)
             x = _multiply(x, weights[at], weights[at + 1])
             if at < last:
-                # Not oneDNN's own ReLU: it turns NaN into 0, and a policy that diverged must show.
+                # Not oneDNN's ReLU: it turns NaN into 0, which would hide a diverged policy.
                 x.relu_()
         ctx.save_for_backward(*inputs, *weights[::2])
         return x
@@ -69,7 +69,7 @@ class _Layers(torch.autograd.Function):
                 return None, *grads
             grad = _multiply(grad, weights[at].t())
             if at > 0:
-                # This buffer is ours: the ReLU's gradient overwrites what came through it.
+                # In place, because this function owns the buffer.
                 torch.ops.aten.threshold_backward.grad_input(grad, inputs[at], 0, grad_input=grad)
         return grad, *grads
 
@@ -84,17 +84,16 @@ _INITIAL_STD = 0.02
 
 
 class BlueprintEmbedding(nn.Module):
-    """Embeds blueprint ids; an empty slot, -1, has a row of its own, the last."""
+    """Embeds blueprint ids; an empty slot, -1, has the last row."""
 
     null_idx: Tensor
 
     def __init__(self, num_blueprints: int = NUM_BLUEPRINTS, embed_dim: int = 4) -> None:
-        """Create small random rows, one more than there are blueprints."""
         super().__init__()
         self.num_blueprints = num_blueprints
         self.embedding = nn.Embedding(num_blueprints + 1, embed_dim)
         nn.init.normal_(self.embedding.weight, std=_INITIAL_STD)
-        # A tensor that follows the module's device, so that `where` needs no copy from the host.
+        # A buffer moves with the module, so that `where` needs no copy from the CPU.
         null_idx = torch.tensor(num_blueprints, dtype=torch.int64)
         self.register_buffer("null_idx", null_idx, persistent=False)
 
@@ -113,7 +112,7 @@ def make_head(width: int, choices: int) -> nn.Sequential:
 
 
 def make_blueprint_head(width: int, choices: int) -> nn.Sequential:
-    """Return the three layers of the blueprint head, whose choice weighs most."""
+    """Return the three layers of the blueprint head, the most important choice."""
     return nn.Sequential(
         nn.Linear(width, width),
         nn.ReLU(),
@@ -124,7 +123,7 @@ def make_blueprint_head(width: int, choices: int) -> nn.Sequential:
 
 
 def run_heads(heads: Iterable[nn.Sequential], memory: Tensor) -> Tensor:
-    """Return the logits of all heads side by side over whole episodes, [..., choices of all]."""
+    """Return the logits of all heads side by side, [..., choices of all heads]."""
     return torch.cat([run_layers(head, memory) for head in heads], dim=-1)
 
 
@@ -133,7 +132,7 @@ _FORGET_BIAS = 1.0
 
 
 def initialize_linear(modules: Iterable[nn.Module]) -> None:
-    """Make every linear layer inside orthogonal with gain sqrt(2) and zero bias."""
+    """Initialise all linear layers: orthogonal with gain sqrt(2), zero bias."""
     for module in modules:
         for layer in module.modules():
             if isinstance(layer, nn.Linear):
@@ -145,7 +144,7 @@ def initialize_linear(modules: Iterable[nn.Module]) -> None:
 def initialize_output(
     head: nn.Sequential, gain: float, bias: Sequence[float] | None = None
 ) -> None:
-    """Give the last layer of a head its gain, and its bias where one is wanted."""
+    """Initialise the last layer of a head with a gain, and a bias if one is given."""
     layer = head[-1]
     assert isinstance(layer, nn.Linear), "a head ends with a linear layer"
     nn.init.orthogonal_(layer.weight, gain)
@@ -155,9 +154,9 @@ def initialize_output(
 
 
 def initialize_lstm(lstm: nn.LSTM) -> None:
-    """Make the matrices orthogonal and the effective forget bias exactly 1.
+    """Initialise an LSTM: orthogonal matrices, and an effective forget bias of exactly 1.
 
-    PyTorch adds two bias vectors; only the first carries the 1, so that their sum is 1 and not 2.
+    PyTorch adds two bias vectors; only the first one is set to 1.
     """
     width = lstm.hidden_size
     for w_input, w_hidden, b_input, b_hidden in lstm.all_weights:
@@ -170,24 +169,24 @@ def initialize_lstm(lstm: nn.LSTM) -> None:
 
 
 Hidden = tuple[Tensor, Tensor]
-"""The state and the cell, float32 [layers, rows, width] each."""
+"""The state and the cell of the LSTM, float32 [layers, rows, width] each."""
 
 
 def empty_hidden(lstm: nn.LSTM, rows: int) -> Hidden:
-    """Return the memory of rows that have seen nothing."""
+    """Return the LSTM state at the start of an episode: zeros."""
     weight = lstm.all_weights[0][0]
     shape = (lstm.num_layers, rows, lstm.hidden_size)
     return weight.new_zeros(shape), weight.new_zeros(shape)
 
 
 def clear_rows(hidden: Hidden, rows: Tensor) -> Hidden:
-    """Return the memory with some rows, bool [rows], forgotten."""
+    """Return the LSTM state with some rows, bool [rows], reset to zeros."""
     keep = ~rows[:, None]
     return hidden[0] * keep, hidden[1] * keep
 
 
 def check_hidden(hidden: Hidden, lstm: nn.LSTM, rows: int) -> None:
-    """Raise unless a memory belongs to this many rows."""
+    """Raise unless an LSTM state has the shape for this many rows."""
     shape = (lstm.num_layers, rows, lstm.hidden_size)
     for part in hidden:
         if tuple(part.shape) != shape:
@@ -198,7 +197,7 @@ def check_hidden(hidden: Hidden, lstm: nn.LSTM, rows: int) -> None:
 
 
 def run_step(lstm: nn.LSTM, features: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
-    """Return the output [rows, width] and the memory after one step of features [rows, width]."""
+    """Return the output [rows, width] and the state after one step of features [rows, width]."""
     states, cells = [], []
     for layer, (w_input, w_hidden, b_input, b_hidden) in enumerate(lstm.all_weights):
         before = (hidden[0][layer], hidden[1][layer])
@@ -213,10 +212,10 @@ def run_step(lstm: nn.LSTM, features: Tensor, hidden: Hidden) -> tuple[Tensor, H
 def run_sequence(
     lstm: nn.LSTM, features: Tensor, hidden: Hidden | None, episode_starts: Tensor | None = None
 ) -> tuple[Tensor, Hidden]:
-    """Return outputs [rows, steps, width] and the memory after the last step.
+    """Return outputs [rows, steps, width] and the LSTM state after the last step.
 
-    Where `episode_starts`, bool [rows, steps], is True the memory is empty before that step. The
-    pieces between boundaries become rows of one packed call: nothing loops over time.
+    The state is reset before the steps where `episode_starts`, bool [rows, steps], is True. The
+    pieces between resets become rows of one packed call, so that nothing loops over time.
     """
     if episode_starts is None:
         outputs, hidden = lstm(features, hidden)
@@ -232,7 +231,7 @@ def run_sequence(
     hidden = clear_rows(hidden, episode_starts[:, 0])
     opens = episode_starts.clone()
     opens[:, 0] = True
-    # Every step belongs to the piece opened last, counted over all rows in order.
+    # Pieces are numbered over all rows in order; every step belongs to the piece opened last.
     piece = opens.flatten().cumsum(0).sub_(1).view(rows, steps)
     time = torch.arange(steps, device=features.device).expand(rows, steps)
     position = time - torch.where(opens, time, 0).cummax(1).values
@@ -252,29 +251,29 @@ def run_sequence(
     return padded[piece, position], (last[0][:, final], last[1][:, final])
 
 
-# ---- The critic: what a state is worth under an op, under all of them, or under a mixture
+# ---- The critic
 
 
 _OP_CODE = 32
-"""Numbers that an encoder makes of an op."""
+"""Width of an encoded op."""
 
 
 def make_op_encoder(config: PolicyConfig) -> nn.Sequential | None:
-    """Return the layers between the op and the critic; None where it sees the bare op, or none."""
+    """Return the layers between the op and the critic, None if there are none."""
     if not config.op_encoder:
         return None
     return nn.Sequential(nn.Linear(NUM_OPS, _OP_CODE), nn.ReLU(), nn.Linear(_OP_CODE, _OP_CODE))
 
 
 def make_value_head(config: PolicyConfig) -> nn.Sequential:
-    """Return the critic's layers; its input is the memory and, unless it is blind to it, the op."""
+    """Return the critic's layers; it reads the LSTM's output and, unless it is 'state', the op."""
     width, code = config.lstm_hidden_dim, _OP_CODE if config.op_encoder else NUM_OPS
     inputs = width if config.critic == "state" else width + code
     return nn.Sequential(nn.Linear(inputs, width // 2), nn.ReLU(), nn.Linear(width // 2, 1))
 
 
 def encode_ops(encoder: nn.Sequential | None, shares: Tensor) -> Tensor:
-    """Return what the critic is told of ops, given as shares [..., ops] that sum to 1."""
+    """Return the critic's input for ops, given as probabilities [..., ops]."""
     return shares if encoder is None else run_layers(encoder, shares)
 
 
@@ -282,8 +281,8 @@ def value_of_op(
     value_head: nn.Sequential, encoder: nn.Sequential | None, memory: Tensor, op: Tensor
 ) -> Tensor:
     """Return Q(s, op), [...], for memory [..., width] and one op per state."""
-    told = encode_ops(encoder, F.one_hot(op, NUM_OPS).to(memory.dtype))
-    return run_layers(value_head, torch.cat([memory, told], dim=-1)).squeeze(-1)
+    encoded = encode_ops(encoder, F.one_hot(op, NUM_OPS).to(memory.dtype))
+    return run_layers(value_head, torch.cat([memory, encoded], dim=-1)).squeeze(-1)
 
 
 def state_value(value_head: nn.Sequential, memory: Tensor) -> Tensor:
@@ -292,15 +291,15 @@ def state_value(value_head: nn.Sequential, memory: Tensor) -> Tensor:
 
 
 def memory_part(value_head: nn.Sequential, memory: Tensor) -> Tensor:
-    """Return what the memory adds to the critic's first layer, [..., width / 2]."""
+    """Return what the LSTM's output adds to the critic's first layer, [..., width / 2]."""
     layer = first_layer(value_head)
     return F.linear(memory, layer.weight[:, : memory.shape[-1]], layer.bias)
 
 
-def op_part(value_head: nn.Sequential, told: Tensor) -> Tensor:
-    """Return what is told of ops, [..., code], adds to the critic's first layer."""
+def op_part(value_head: nn.Sequential, encoded: Tensor) -> Tensor:
+    """Return what encoded ops, [..., code], add to the critic's first layer."""
     weight = first_layer(value_head).weight
-    return F.linear(told, weight[:, weight.shape[1] - told.shape[-1] :])
+    return F.linear(encoded, weight[:, weight.shape[1] - encoded.shape[-1] :])
 
 
 def finish(value_head: nn.Sequential, before: Tensor) -> Tensor:
@@ -310,7 +309,7 @@ def finish(value_head: nn.Sequential, before: Tensor) -> Tensor:
 
 
 def first_layer(value_head: nn.Sequential) -> nn.Linear:
-    """Return the layer that memory and op meet in."""
+    """Return the critic's first layer, which joins the LSTM's output and the op."""
     layer = value_head[0]
     assert isinstance(layer, nn.Linear), "the value head starts with a linear layer"
     return layer

@@ -1,4 +1,4 @@
-"""One policy step, the fastest way there is: packed or plain on a CPU, a CUDA graph on a GPU."""
+"""Fast policy steps for rollouts: packed weights on a CPU, a CUDA graph on a GPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _WARM_UP = 3
 
 
 class CapturedPolicyStep:
-    """Calls like `get_action`, at the price of one launch.
+    """`get_action` as a CUDA graph, launched at once.
 
-    Draws come from `uniforms`, or from PyTorch's own numbers on the device, which advance with
-    every replay. The result is a view of the graph's own memory and is overwritten by the next
-    call: `clone()` what has to stay. Nothing is checked, as a graph cannot look at its values.
+    Draws come from `uniforms`, or from PyTorch's generator on the device. The result is a view of
+    the graph's memory, and the next call overwrites it: `clone()` what you keep. Nothing is
+    checked, because a graph cannot read its values.
 
     Args:
         policy: the network; it must be on a CUDA device.
@@ -35,7 +35,6 @@ class CapturedPolicyStep:
     """
 
     def __init__(self, policy: ActorCritic[Any], rows: int) -> None:
-        """Run the step a few times, then capture it."""
         device = policy.floors.device
         if device.type != "cuda":
             raise UsageError(
@@ -54,7 +53,7 @@ class CapturedPolicyStep:
         self._capture()
 
     def _capture(self) -> None:
-        """Capture a step with the weights where they are now."""
+        """Warm up, then capture a step with the current places of the weights."""
         device = self._state.device
         self._captured = _places(self._policy)
         with torch.cuda.device(device), torch.no_grad():
@@ -80,7 +79,7 @@ class CapturedPolicyStep:
     ) -> PolicyStep:
         """Decide one step; the arguments are those of `get_action`.
 
-        The memory of the last step may be passed on as it is.
+        `hidden` may be that of the last step, without a copy.
         """
         if tuple(state.shape) != tuple(self._state.shape):
             raise UsageError(
@@ -108,10 +107,10 @@ class CapturedPolicyStep:
         return self._step
 
     def refresh(self) -> None:
-        """Capture the step anew if weights have been moved; the graph reads them where they were.
+        """Capture the step again if weights have moved, because the graph reads the old places.
 
-        cuDNN packs the weights of an LSTM into new memory whenever the network is put on a device,
-        even on the one it is on.
+        cuDNN packs the weights of an LSTM into new memory whenever `to(device)` is called, even for
+        the same device.
         """
         if _places(self._policy) != self._captured:
             self._capture()
@@ -124,14 +123,13 @@ class CapturedPolicyStep:
 Layer = Callable[[Tensor], Tensor]
 
 _GATES = (0, 1, 3, 2)
-"""PyTorch's gates i, f, g, o in the order i, f, o, g: the three sigmoids are then one pass."""
+"""PyTorch's gates i, f, g, o in the order i, f, o, g, so that the three sigmoids are one call."""
 
 
 class PlainPolicyStep:
-    """Calls `get_action`, for networks that have no faster way on a CPU."""
+    """`get_action` itself, for networks without a faster way on a CPU."""
 
     def __init__(self, policy: ActorCritic[Any]) -> None:
-        """Take the network as it is."""
         self._policy = policy
 
     def __call__(self, *inputs: Any, **draws: Any) -> PolicyStep:
@@ -139,22 +137,21 @@ class PlainPolicyStep:
         return self._policy.get_action(*inputs, **draws)
 
     def refresh(self) -> None:
-        """Do nothing: the weights are read where they are."""
+        """Do nothing: there is no copy of the weights."""
 
 
 class PackedPolicyStep:
-    """Calls like `get_action`, to the same decisions, in less time: the documents' network.
+    """`get_action` of the documents' network with packed weights: the same decisions, faster.
 
     Args:
         policy: the network; it must be on the CPU.
-        rows: number of rows the layout is meant for; any other number works, more slowly.
+        rows: number of rows to pack for; other numbers work too, but more slowly.
 
     Raises:
         UsageError: The network is not on the CPU; use `CapturedPolicyStep` there.
     """
 
     def __init__(self, policy: FactoredRecurrentActorCriticV2, rows: int) -> None:
-        """Copy the weights."""
         if policy.floors.device.type != "cpu":
             raise UsageError(
                 f"weights can be packed for the CPU only, and the network is on "
@@ -165,19 +162,19 @@ class PackedPolicyStep:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the weights the network has now."""
+        """Copy the current weights of the network."""
         policy = self._policy
         self._weights = list(policy.parameters())
         self._seen = self._versions()
         self._features = self._pack([_linear(policy.feature_net, 0)])
         self._cells = [self._pack_cell(*weights) for weights in policy.lstm.all_weights]
-        # What reads the memory, side by side: plain heads, blueprint head, critic.
+        # The first layers of plain heads, blueprint head and critic, side by side.
         plain = [head for index, head in enumerate(policy.heads) if index != BLUEPRINT]
         value = self._critic_layer()
         firsts = [_linear(head, 0) for head in (*plain, policy.blueprint_head)]
         self._first = self._pack([*firsts, value])
         self._parts = (sum(each.out_features for each in firsts[:-1]), firsts[-1].out_features)
-        # The last layers of the plain heads as one: each block sees its own head's part.
+        # The last layers of the plain heads as one block-diagonal layer.
         lasts = [_linear(head, -1) for head in plain]
         blocks = torch.block_diag(*(layer.weight for layer in lasts))
         self._last = _packed(blocks, torch.cat([layer.bias for layer in lasts]), self._rows)
@@ -203,7 +200,7 @@ class PackedPolicyStep:
         """Decide one step; the arguments are those of `get_action`.
 
         Raises:
-            UsageError: The network has changed since its weights were taken over.
+            UsageError: The network has changed since its weights were copied.
         """
         if self._versions() != self._seen:
             raise UsageError("the network has changed since its weights were packed; refresh() it")
@@ -225,8 +222,8 @@ class PackedPolicyStep:
     def _respond(
         self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden
     ) -> tuple[Tensor, Tensor, Hidden]:
-        """Return what `FactoredRecurrentActorCriticV2.respond` does."""
-        # The row of an empty slot is the last, and -1 finds it.
+        """Return the same as `FactoredRecurrentActorCriticV2.respond`."""
+        # The row of an empty slot, -1, is the last one.
         seeds = self._policy.blueprint_embedding.embedding.weight[blueprint_indices]
         features = self._features(torch.cat([state, seeds.flatten(1)], dim=1))
         output = _normalize(features, self._policy.feature_net[1]).relu_()
@@ -251,7 +248,7 @@ class PackedPolicyStep:
         return logits, judged, (torch.cat(states), torch.cat(cells))
 
     def _critic_layer(self) -> nn.Linear:
-        """Return the critic's first layer for the memory alone; `choose` adds what ops add."""
+        """Return the critic's first layer without the op, which `choose` adds."""
         layer, width = first_layer(self._policy.value_head), self._policy.config.lstm_hidden_dim
         memory = nn.Linear(width, layer.out_features)
         memory.weight.copy_(layer.weight[:, :width])
@@ -259,7 +256,7 @@ class PackedPolicyStep:
         return memory
 
     def _pack_cell(self, w_input: Tensor, w_hidden: Tensor, *biases: Tensor) -> Layer:
-        """Return one product for input and state together, its gates in the order of `_GATES`."""
+        """Return one layer for input and state together, with its gates in the order `_GATES`."""
         weight = torch.cat([w_input, w_hidden], dim=1).chunk(4)
         bias = (biases[0] + biases[1]).chunk(4)
         return _packed(
@@ -275,12 +272,12 @@ class PackedPolicyStep:
         return _packed(weight, bias, self._rows, relu=relu)
 
     def _versions(self) -> list[tuple[int, int]]:
-        """Return what changes when a parameter is written to or moved."""
+        """Return numbers that change when a parameter is written to or moved."""
         return [(weight.data_ptr(), weight._version) for weight in self._weights]
 
 
 def _places(policy: nn.Module) -> list[int]:
-    """Return where the weights and buffers of a network are."""
+    """Return the addresses of a network's weights and buffers."""
     return [tensor.data_ptr() for tensor in (*policy.parameters(), *policy.buffers())]
 
 
@@ -290,7 +287,7 @@ def _normalize(x: Tensor, norm: nn.Module) -> Tensor:
 
 
 def _run_cell(gates: Layer, features: Tensor, state: Tensor, cell: Tensor) -> Hidden:
-    """Return the state and the cell after one step of a memory whose gates are i, f, o, g."""
+    """Return the state and the cell after one LSTM step with gates in the order i, f, o, g."""
     width = state.shape[-1]
     values = gates(torch.cat([features, state], dim=1))
     admit, forget, emit = values[:, : 3 * width].sigmoid_().split(width, dim=1)
@@ -305,7 +302,7 @@ def _linear(layers: nn.Sequential, index: int) -> nn.Linear:
 
 
 def _packed(weight: Tensor, bias: Tensor, rows: int, *, relu: bool = False) -> Layer:
-    """Return a linear layer whose weights are in oneDNN's blocks where PyTorch has them."""
+    """Return a linear layer with weights in oneDNN's layout, if PyTorch has oneDNN."""
     weight, bias = weight.detach().clone(), bias.detach().clone()
     if not has_onednn():
         return lambda x: F.relu(F.linear(x, weight, bias)) if relu else F.linear(x, weight, bias)
@@ -322,9 +319,9 @@ def _packed(weight: Tensor, bias: Tensor, rows: int, *, relu: bool = False) -> L
 def rollout_step(
     policy: ActorCritic[Any], rows: int
 ) -> CapturedPolicyStep | PackedPolicyStep | PlainPolicyStep:
-    """Return a step to call in place of `policy.get_action`; `refresh()` it after every update.
+    """Return a replacement for `policy.get_action`; `refresh()` it after every update.
 
-    It draws from the distribution with its floors, as a rollout does.
+    It draws from the distribution with floors, as a rollout needs it.
 
     Args:
         policy: the network, on a CPU or a CUDA device.

@@ -1,4 +1,4 @@
-"""The travelling policy: one set of weights for any host, any number of slots, any blueprint.
+"""The `travelling` policy: one set of weights for any number of slots and any blueprints.
 
     each slot, with the kind of its seed -> Linear, LayerNorm, ReLU, Linear, ReLU   (shared weights)
     host + mean and maximum over the slots -> Linear, LayerNorm, ReLU -> LSTM -> LayerNorm
@@ -7,8 +7,8 @@
         -> blueprint: how well its kind and its cost go with the memory and the chosen slot
         -> style, tempo, alpha_target, alpha_speed, alpha_curve: memory and chosen slot
 
-Nothing in the weights counts slots or blueprints: a slot is what is observed of it, a blueprint is
-its kind and what it would cost there. A slot that a host does not have changes nothing.
+No weight depends on the number of slots or blueprints: a slot is described by its features, a
+blueprint by its kind and its cost at a slot. A slot that a host does not have has no effect.
 """
 
 from __future__ import annotations
@@ -39,43 +39,42 @@ from esper.tamiyo.policy.layout import (
 NUM_KINDS = len(BLUEPRINT_KINDS)
 
 NUM_BUMPS = 17
-"""Places on the scale of a cost that are told apart, three to a factor of ten."""
+"""Radial basis functions on the scale of a cost, three per factor of ten."""
 
 _COSTS = slice(PAIR_INDEX["params"], PAIR_INDEX["flops"] + 1)
 _SCALES = PAIR_FEATURES[_COSTS]
 assert len({(spec.low, spec.high) for spec in _SCALES}) == 1, "costs are on one scale"
 
 NUM_DESCRIBED = NUM_KINDS + NUM_PAIR + len(_SCALES) * NUM_BUMPS
-"""Numbers that describe a blueprint at a slot."""
+"""Number of features of a blueprint at a slot."""
 
 _SHAPES = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
-"""The heads that say how an op is done at the slot it is done at."""
+"""Heads that say how an op is carried out at its slot."""
 
 
 class Slots(NamedTuple):
-    """What the heads look at besides the memory."""
+    """What the heads read besides the output of the LSTM."""
 
     encoded: Tensor
-    """[..., S, width], what is known of every slot."""
+    """[..., S, width], the encoding of every slot."""
     free: Tensor
     """bool [..., S], slots that exist and hold no record."""
     exists: Tensor
     """bool [..., S]."""
     pairs: Tensor
-    """[..., S, B, pair features], what every blueprint would cost at every slot."""
+    """[..., S, B, pair features], the cost of every blueprint at every slot."""
 
 
 class SlotHead(nn.Module):
-    """Scores choices from the memory and what is known of a slot.
+    """Scores choices from the LSTM's output and the encoding of a slot.
 
     Args:
-        width: of the memory.
-        slot_width: of what is known of a slot, and of the layer that joins both.
+        width: width of the LSTM.
+        slot_width: width of the encoding of a slot, and of the inner layer.
         choices: number of scores per slot.
     """
 
     def __init__(self, width: int, slot_width: int, choices: int) -> None:
-        """Build the two layers; the first one is a sum of two products."""
         super().__init__()
         self.memory = nn.Linear(width, slot_width)
         self.slot = nn.Linear(slot_width, slot_width, bias=False)
@@ -88,15 +87,14 @@ class SlotHead(nn.Module):
 
 
 class BlueprintHead(nn.Module):
-    """Scores blueprints from the memory, a slot, and what they are and cost there.
+    """Scores blueprints from the LSTM's output, the encoding of a slot, and their kind and cost.
 
     Args:
-        width: of the memory.
-        slot_width: of what is known of a slot, and of the inner layers.
+        width: width of the LSTM.
+        slot_width: width of the encoding of a slot, and of the inner layers.
     """
 
     def __init__(self, width: int, slot_width: int) -> None:
-        """Build the layers; the one that joins all is a sum of three products."""
         super().__init__()
         self.memory = nn.Linear(width, slot_width)
         self.slot = nn.Linear(slot_width, slot_width, bias=False)
@@ -124,11 +122,10 @@ class BlueprintHead(nn.Module):
 
 
 class TravellingActorCritic(ActorCritic[Slots]):
-    """The policy that serves every host.
+    """The policy network for any number of slots and blueprints.
 
     Args:
-        config: shape and start; its slots and blueprints are those of the rows at hand, and no
-            part of the weights.
+        config: the configuration; its numbers of slots and blueprints do not affect the weights.
         kinds: the kind of every blueprint at the index that is its id.
     """
 
@@ -136,7 +133,6 @@ class TravellingActorCritic(ActorCritic[Slots]):
     bumps: Tensor
 
     def __init__(self, config: PolicyConfig, kinds: Sequence[BlueprintKind]) -> None:
-        """Build and initialise the network from PyTorch's own random numbers."""
         if len(kinds) != config.num_blueprints:
             raise UsageError(f"{config.num_blueprints} blueprints need as many kinds: {kinds!r}")
         super().__init__(config, HeadTable(config.head_sizes, by_slot=True))
@@ -160,7 +156,7 @@ class TravellingActorCritic(ActorCritic[Slots]):
         self.op_head = make_head(width, sizes["op"])
         self.value_head = make_value_head(config)
         self.op_encoder = make_op_encoder(config)
-        # One row per blueprint, and one without any bit for a slot that is empty: -1 finds it.
+        # One row per blueprint, and a last one of zeros for an empty slot, -1.
         numbers = [BLUEPRINT_KINDS.index(kind) for kind in kinds]
         rows = F.pad(F.one_hot(torch.tensor(numbers), NUM_KINDS).float(), (0, 0, 0, 1))
         self.register_buffer("kinds", rows, persistent=False)
@@ -170,7 +166,7 @@ class TravellingActorCritic(ActorCritic[Slots]):
         self.initialize([self.slot_net, self.feature_net], outputs)
 
     def read(self, state: Tensor, blueprint_indices: Tensor) -> tuple[Tensor, Slots]:
-        """Return what is remembered of hosts and slots, and what the heads look at besides."""
+        """Return the input of the LSTM, and the slots that the heads read besides."""
         slots, blueprints = self.config.num_slots, self.config.num_blueprints
         host, each, pairs = state.split(
             [NUM_HOST, slots * NUM_SLOT, slots * blueprints * NUM_PAIR], dim=-1
@@ -179,8 +175,8 @@ class TravellingActorCritic(ActorCritic[Slots]):
         exists = each[..., TRAVELLING_SLOT_INDEX["exists"]] > 0
         free = exists & (each[..., TRAVELLING_SLOT_INDEX["is_active"]] == 0)
         encoded = self.slot_net(torch.cat([each, self.kinds[blueprint_indices]], dim=-1))
-        # What does not exist is 0, which is what nothing adds to a sum, and what no maximum of
-        # rectified numbers is below.
+        # Slots that do not exist are 0, which changes neither the sum nor the maximum: the
+        # encodings come out of a ReLU.
         there = encoded * exists.unsqueeze(-1)
         count = exists.sum(-1, keepdim=True).clamp(min=1)
         seen = torch.cat([host, there.sum(-2) / count, there.amax(-2)], dim=-1)
@@ -189,10 +185,10 @@ class TravellingActorCritic(ActorCritic[Slots]):
         return features, Slots(there, free, exists, own)
 
     def every_logits(self, memory: Tensor, context: Slots) -> Tensor:
-        """Return the logits of every head under every op, slot, or none, side by side."""
+        """Return the logits of every head for every op, slot, or none, side by side."""
         by_op = self.slot_head(memory, context.encoded).transpose(-1, -2)
         by_slot = self.blueprint_head(memory, context.encoded, self._describe(context.pairs))
-        # Without a slot the head is idle, and what it would say of the likeliest one is as good.
+        # Without a slot the blueprint head is unused; it gets the logits of the likeliest slot.
         idle = self._likely_slot(by_op[..., LifecycleOp.GERMINATE, :], context)
         without = _at(by_slot, idle)
         shapes = [head(memory, context.encoded).flatten(-2) for head in map(self.head, _SHAPES)]
@@ -202,10 +198,10 @@ class TravellingActorCritic(ActorCritic[Slots]):
         )
 
     def taken_logits(self, memory: Tensor, context: Slots, taken: Tensor) -> Tensor:
-        """Return the logits under the op and slot taken.
+        """Return the logits for the op and slot taken.
 
-        Where nothing was done at a slot, heads answer for the op that they could have been used
-        by: a germination, at the slot it would most likely be at. Exploration goes by these.
+        Where the op was WAIT, the heads answer for a germination at its likeliest slot. The
+        exploration terms of unused heads are computed from these.
         """
         op = taken[..., OP]
         waits = op == int(LifecycleOp.WAIT)
@@ -227,10 +223,10 @@ class TravellingActorCritic(ActorCritic[Slots]):
         return torch.stack(filled, dim=-2)
 
     def _describe(self, pairs: Tensor) -> Tensor:
-        """Return what blueprints are and cost, [..., B, features], from their costs alone.
+        """Return the features of blueprints, [..., B, features]: kinds and costs.
 
-        A cost is also told as a place on its scale: two seeds of one kind, one twice as large as
-        the other, must be as easy to tell apart as two kinds are.
+        A cost is also encoded by radial basis functions, so that two seeds of one kind, one twice
+        as large as the other, are as easy to distinguish as two kinds.
         """
         kinds = self.kinds[:-1].expand(*pairs.shape[:-1], -1)
         spacing = self.bumps[1] - self.bumps[0]
@@ -239,7 +235,7 @@ class TravellingActorCritic(ActorCritic[Slots]):
         return torch.cat([kinds, pairs, places], dim=-1)
 
     def _likely_slot(self, germinate: Tensor, context: Slots) -> Tensor:
-        """Return int64 [...]: the likeliest slot to germinate at; any that exists if none is."""
+        """Return int64 [...]: the likeliest free slot to germinate at, or if none is free, any."""
         possible = torch.where(context.free.any(-1, keepdim=True), context.free, context.exists)
         return torch.where(possible, germinate.detach(), -torch.inf).argmax(-1)
 
@@ -250,7 +246,7 @@ def _like(index: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _at(tensor: Tensor, place: Tensor) -> Tensor:
-    """Return [..., n]: of [..., S, n], or more axes behind, the entry at a place [...]."""
+    """Return the entry of [..., S, n] (or with further axes) at a place [...]."""
     extra = tensor.dim() - place.dim()
     index = place.view(*place.shape, *[1] * extra)
     shape = (*tensor.shape[: place.dim()], 1, *tensor.shape[place.dim() + 1 :])
