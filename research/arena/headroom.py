@@ -1,19 +1,21 @@
-"""Is there anything to decide? How much the best depth and moment of growing differ over members.
+"""Measure how much the best depth and the best moment of growing differ between training problems.
 
     python research/arena/headroom.py prepare --cifar cifar16.npz --fashion fashion14.npz \
         --text python=python.txt --text stories=stories.txt --out arena.npz
     python research/arena/headroom.py run --data arena.npz --out results.jsonl
     python research/arena/headroom.py summary results.jsonl
 
-A member is a kind of network (residual CNN, ViT, GPT), a data set, so many samples of it, a share
-of wrong labels, and a budget of training FLOPs. Every arm spends the whole budget: a network of 1,
-2, 4 or 8 blocks from the start, or one that begins with one block and doubles, by copies with their
-optimizer state, at some shares of the budget. The rate is constant and falls to 0 over the last
-fifth. The score is the test loss where the validation loss was best.
+A *member* is a kind of network (residual CNN, ViT, GPT), a data set, a number of samples, a share
+of wrong labels, a level of input noise, a number of classes, and a budget of training FLOPs. Every
+*plan* spends the whole budget: a network of 1, 2, 4 or 8 blocks from the start, or one that begins
+with one block and doubles at fixed shares of the budget by copying its blocks with their optimizer
+state. The learning rate warms up over 2 % of the budget, is constant, and falls to 0 over the last
+fifth. The score is the clean test error (bits per byte for text) of the weights with the best
+validation loss; validation labels are wrong as often as training labels.
 
-All arms, seeds and members of a kind train as one stack of networks with the same number of blocks:
-weights have a leading dimension for rows. A step is a CUDA graph. Plain PyTorch on purpose: it
-answers whether an arena is worth building before it is built.
+Rows of one kind and depth train as one stack: the weights of a network are one row of a matrix
+[rows, parameters], and a step is a CUDA graph. Plain PyTorch on purpose: this script decides
+whether an arena is worth building before it is built.
 """
 
 from __future__ import annotations
@@ -21,12 +23,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import lzma
 import math
 import sys
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,105 +36,165 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Weights = dict[str, Tensor]
-"""By name, each [rows, ...]; those of block i begin with `i.`."""
-
 DEPTHS = (1, 2, 4, 8)
+
+
+def name_plan(shares: tuple[float, ...]) -> str:
+    """Return the name of the plan that doubles at these shares of the budget."""
+    return "1" + "".join(f">{2 ** (i + 1)}@{share}" for i, share in enumerate(shares))
+
+
 PLANS: dict[str, tuple[tuple[float, int], ...]] = {
     **{f"{depth}": ((0.0, depth),) for depth in DEPTHS},
-    **{f"1>2@{a}": ((0.0, 1), (a, 2)) for a in (0.1, 0.3, 0.6)},
     **{
-        f"1>2@{a}>4@{b}": ((0.0, 1), (a, 2), (b, 4))
-        for a, b in ((0.05, 0.1), (0.1, 0.3), (0.2, 0.4), (0.3, 0.6))
+        name_plan(shares): ((0.0, 1), *((s, 2 ** (i + 1)) for i, s in enumerate(shares)))
+        for shares in (
+            (0.1,), (0.3,), (0.6,),
+            (0.05, 0.1), (0.1, 0.3), (0.2, 0.4), (0.3, 0.6), (0.4, 0.8),
+            (0.03, 0.06, 0.12), (0.1, 0.2, 0.4), (0.2, 0.4, 0.6), (0.3, 0.5, 0.7),
+        )
     },
-    **{
-        f"1>2@{a}>4@{b}>8@{c}": ((0.0, 1), (a, 2), (b, 4), (c, 8))
-        for a, b, c in ((0.03, 0.06, 0.12), (0.1, 0.2, 0.4), (0.2, 0.4, 0.6))
-    },
-}
-"""By name: from which share of the budget on there are how many blocks."""
+}  # fmt: skip
+"""By name: from which share of the budget on the network has how many blocks."""
 
-BATCH, TOKENS, EVALUATIONS, DECAY = 32, 64, 30, 0.2
+BATCH, TOKENS, EVALUATIONS, WARMUP, DECAY = 16, 64, 60, 0.02, 0.2
 VALIDATION, TEST = 512, 2048
-RATES = {"cnn": 3e-3, "vit": 2e-3, "gpt": 4e-3}
-WIDTHS = {"cnn": 24, "vit": 48, "gpt": 48}
-HEADS = 3
+RATES = {"cnn": 4e-3, "vit": 2e-3, "gpt": 6e-3}
+WIDTHS = {"cnn": 16, "vit": 32, "gpt": 32}
+HEADS = 2
+IMAGES, TEXTS = ("cifar", "fashion"), ("python", "stories", "chain", "sums")
 
 
 @dataclass(frozen=True)
 class Member:
-    """What a network is trained on, and for how long."""
+    """A training problem: network, data and budget."""
 
     kind: str
     data: str
     samples: int
+    wrong: float
+    """Share of labels (images) or of bytes (text) that are replaced by random ones."""
     noise: float
+    """Standard deviation of the noise added to images, in units of their own."""
+    classes: int
     steps: int
-    """The budget, in steps of the network with one block."""
+    """The budget, in training steps of the network with one block."""
 
     @property
     def label(self) -> str:
-        """Return it in a few words."""
-        return f"{self.kind} {self.data} n{self.samples} w{self.noise} b{self.steps}"
+        """Return a short name."""
+        extra = f" s{self.noise:g} c{self.classes}" if self.kind != "gpt" else ""
+        return f"{self.kind} {self.data} n{self.samples} w{self.wrong:g}{extra} b{self.steps}"
 
 
 def draw_members(seed: int, count: int) -> list[Member]:
-    """Return so many members of every kind."""
-    draw = np.random.default_rng(seed)
+    """Draw `count` different members of every kind; the same numbers of every budget."""
+    budgets = (1000, 3000, 10000, 30000)
     found = []
     for kind in RATES:
-        for _ in range(count):
-            data = str(
-                draw.choice(["python", "stories"] if kind == "gpt" else ["cifar", "fashion"])
+        draw = np.random.default_rng([seed, list(RATES).index(kind)])
+        for number in range(count):
+            is_text = kind == "gpt"
+            found.append(
+                Member(
+                    kind=kind,
+                    data=str(draw.choice(TEXTS if is_text else IMAGES)),
+                    samples=int(draw.choice([500, 2000, 8000, 20000])),
+                    wrong=float(draw.choice([0.0, 0.1] if is_text else [0.0, 0.3, 0.6])),
+                    noise=0.0 if is_text else float(draw.choice([0.0, 0.0, 1.0])),
+                    classes=256 if is_text else int(draw.choice([2, 5, 10, 10])),
+                    steps=budgets[number % len(budgets)],
+                )
             )
-            samples = int(draw.choice([500, 2000, 8000, 20000]))
-            noise = 0.0 if kind == "gpt" else float(draw.choice([0.0, 0.3, 0.6]))
-            steps = int(draw.choice([300, 1000, 3000, 9000]))
-            found.append(Member(kind, data, samples, noise, steps))
     return found
 
 
-# ---- Networks, many at a time
+# ---- Networks: a row of numbers each
 
 
-def make_network(kind: str, seed: int, blocks: int) -> Weights:
-    """Return one network; its first block is the same however many there are."""
-    made = _make_one(kind, torch.Generator().manual_seed(seed))
-    for block in range(1, blocks):
-        other = _make_one(kind, torch.Generator().manual_seed(1000 * (seed + 1) + block))
-        made |= {f"{block}{name[1:]}": w for name, w in other.items() if name[0] == "0"}
-    return made
+@dataclass(frozen=True)
+class Part:
+    """A tensor of a network's weights and how it is initialised."""
+
+    name: str
+    shape: tuple[int, ...]
+    scale: float
+    """Standard deviation of random weights; 0: zeros, and -1: ones."""
 
 
-def _make_one(kind: str, draw: torch.Generator) -> Weights:
-    width = WIDTHS[kind]
+def list_parts(kind: str) -> tuple[list[Part], list[Part]]:
+    """Return the weights outside the blocks and those of one block."""
+    c = WIDTHS[kind]
 
-    def normal(*shape: int, fan: int) -> Tensor:
-        return torch.randn(shape, generator=draw) / math.sqrt(fan)
+    def linear(name: str, inputs: int, outputs: int, gain: float = 1.0) -> Part:
+        return Part(name, (inputs, outputs), gain / math.sqrt(inputs))
 
     if kind == "cnn":
-        return {
-            "stem": normal(27, width, fan=27),
-            **{f"0.scale{i}": torch.ones(width) for i in (1, 2)},
-            **{f"0.shift{i}": torch.zeros(width) for i in (1, 2)},
-            "0.conv1": normal(9 * width, width, fan=9 * width) * math.sqrt(2),
-            "0.conv2": normal(9 * width, width, fan=9 * width),
-            "norm": torch.ones(width),
-            "shift": torch.zeros(width),
-            "head": normal(width, 10, fan=width),
-        }
-    inputs, places, outputs = (256, TOKENS, 256) if kind == "gpt" else (48, 16, 10)
-    return {
-        "embed": normal(inputs, width, fan=4 if kind == "gpt" else inputs),
-        "places": normal(places, width, fan=100),
-        **{f"0.norm{i}": torch.ones(width) for i in (1, 2)},
-        "0.qkv": normal(width, 3 * width, fan=width),
-        "0.out": normal(width, width, fan=4 * width),
-        "0.up": normal(width, 4 * width, fan=width),
-        "0.down": normal(4 * width, width, fan=8 * width),
-        "norm": torch.ones(width),
-        "head": normal(width, outputs, fan=width),
-    }
+        outside = [linear("stem", 27, c), Part("scale", (c,), -1), Part("shift", (c,), 0)]
+        block = [
+            *(Part(f"scale{i}", (c,), -1) for i in (1, 2)),
+            *(Part(f"shift{i}", (c,), 0) for i in (1, 2)),
+            linear("conv1", 9 * c, c, math.sqrt(2)),
+            linear("conv2", 9 * c, c, 0.5),
+        ]
+        return [*outside, linear("head", c, 10)], block
+    tokens, inputs, outputs = (TOKENS, 256, 256) if kind == "gpt" else (16, 48, 10)
+    embed = Part("embed", (inputs, c), 0.5 if kind == "gpt" else 1 / math.sqrt(inputs))
+    outside = [embed, Part("places", (tokens, c), 0.1), Part("norm", (c,), -1)]
+    block = [
+        *(Part(f"norm{i}", (c,), -1) for i in (1, 2)),
+        linear("qkv", c, 3 * c),
+        linear("out", c, c, 0.5),
+        linear("up", c, 4 * c),
+        linear("down", 4 * c, c, 0.5),
+    ]
+    return [*outside, linear("head", c, outputs)], block
+
+
+def make_network(kind: str, seed: int, blocks: int) -> Tensor:
+    """Return one network's weights; its first blocks do not depend on how many there are."""
+
+    def make(parts: list[Part], draw: torch.Generator) -> list[Tensor]:
+        made = []
+        for part in parts:
+            flat = torch.randn(math.prod(part.shape), generator=draw) * max(part.scale, 0.0)
+            made.append(flat + 1.0 if part.scale < 0 else flat)
+        return made
+
+    outside, block = list_parts(kind)
+    pieces = make(outside, torch.Generator().manual_seed(seed))
+    for number in range(blocks):
+        pieces += make(block, torch.Generator().manual_seed(1000 * (seed + 1) + number))
+    return torch.cat(pieces)
+
+
+def deepen(flat: Tensor, kind: str, blocks: int) -> Tensor:
+    """Return twice as many blocks: copies of all stand behind them."""
+    size = sum(math.prod(part.shape) for part in list_parts(kind)[1])
+    return torch.cat([flat, flat[-blocks * size :]])
+
+
+def split_weights(flat: Tensor, kind: str, blocks: int) -> tuple[dict[str, Tensor], list[Any]]:
+    """Return views of [rows, parameters]: those outside the blocks, and those of each block."""
+    outside, block = list_parts(kind)
+    parts = outside + block * blocks
+    pieces = flat.split([math.prod(part.shape) for part in parts], 1)
+    views = [piece.view(-1, *part.shape) for piece, part in zip(pieces, parts, strict=True)]
+    names, n = [part.name for part in block], len(block)
+    rest = views[len(outside) :]
+    each = [dict(zip(names, rest[i : i + n], strict=True)) for i in range(0, len(rest), n)]
+    return dict(zip([part.name for part in outside], views, strict=False)), each
+
+
+def decay_mask(kind: str, blocks: int) -> Tensor:
+    """Return 1 for weights of matrices, which decay, and 0 for the others."""
+    outside, block = list_parts(kind)
+    return torch.cat(
+        [
+            torch.full((math.prod(part.shape),), float(len(part.shape) > 1))
+            for part in outside + block * blocks
+        ]
+    )
 
 
 def block_cost(kind: str) -> tuple[float, float]:
@@ -146,51 +207,47 @@ def block_cost(kind: str) -> tuple[float, float]:
     return outside, tokens * (12 * c * c + 2 * tokens * c)
 
 
-def forward(kind: str, w: Weights, blocks: int, x: Tensor) -> Tensor:
+def forward(kind: str, flat: Tensor, blocks: int, x: Tensor) -> Tensor:
     """Return logits [R, B, K] of images [R, B, 3, 16, 16], or [R, B, T, K] of bytes [R, B, T]."""
     rows, batch = x.shape[:2]
+    half = torch.bfloat16 if flat.is_cuda else torch.float32
+    w, each = split_weights(flat.to(half), kind, blocks)
     if kind == "cnn":
-        x = _convolve(x.permute(0, 1, 3, 4, 2), w["stem"], stride=2)
-        for i in range(blocks):
-            y = torch.relu(_normalise(x, w[f"{i}.scale1"], w[f"{i}.shift1"]))
-            y = _normalise(_convolve(y, w[f"{i}.conv1"]), w[f"{i}.scale2"], w[f"{i}.shift2"])
-            x = x + _convolve(torch.relu(y), w[f"{i}.conv2"])
-        x = torch.relu(_normalise(x, w["norm"], w["shift"])).mean((2, 3))
-        return x @ w["head"].to(x.dtype)
+        x = _convolve(x.permute(0, 1, 3, 4, 2).to(half), w["stem"], stride=2)
+        for b in each:
+            y = torch.relu(_normalise(x, b["scale1"], b["shift1"]))
+            y = _normalise(_convolve(y, b["conv1"]), b["scale2"], b["shift2"])
+            x = x + _convolve(torch.relu(y), b["conv2"])
+        return torch.relu(_normalise(x, w["scale"], w["shift"])).mean((2, 3)) @ w["head"]
     if kind == "gpt":
         index = x + 256 * torch.arange(rows, device=x.device)[:, None, None]
         x = F.embedding(index, w["embed"].flatten(0, 1))
     else:
-        x = x.reshape(rows, batch, 3, 4, 4, 4, 4).permute(0, 1, 3, 5, 2, 4, 6)
+        x = x.to(half).reshape(rows, batch, 3, 4, 4, 4, 4).permute(0, 1, 3, 5, 2, 4, 6)
         x = _times(x.reshape(rows, batch, 16, 48), w["embed"])
     x = x + w["places"][:, None]
-    for i in range(blocks):
-        q, k, v = _times(_layer_norm(x, w[f"{i}.norm1"]), w[f"{i}.qkv"]).chunk(3, -1)
-        q, k, v = (_split(each) for each in (q, k, v))
+    for b in each:
+        q, k, v = (
+            _heads(part) for part in _times(_layer_norm(x, b["norm1"]), b["qkv"]).chunk(3, -1)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=kind == "gpt")
-        y = y.transpose(1, 2).reshape(x.shape)
-        x = x + _times(y, w[f"{i}.out"])
-        y = F.gelu(_times(_layer_norm(x, w[f"{i}.norm2"]), w[f"{i}.up"]))
-        x = x + _times(y, w[f"{i}.down"])
+        x = x + _times(y.transpose(1, 2).reshape(x.shape), b["out"])
+        x = x + _times(F.gelu(_times(_layer_norm(x, b["norm2"]), b["up"])), b["down"])
     x = _layer_norm(x, w["norm"])
-    if kind == "gpt":
-        return _times(x, w["head"])
-    return _times(x.mean(2, keepdim=True), w["head"]).squeeze(2)
+    return _times(x, w["head"]) if kind == "gpt" else x.mean(2) @ w["head"]
 
 
 def _times(x: Tensor, weight: Tensor) -> Tensor:
-    rows, _, _, width = x.shape
-    out = x.reshape(rows, -1, width) @ weight.to(x.dtype)
-    return out.view(*x.shape[:3], -1)
+    return (x.flatten(1, 2) @ weight).view(*x.shape[:3], -1)
 
 
-def _split(x: Tensor) -> Tensor:
+def _heads(x: Tensor) -> Tensor:
     rows, batch, tokens, width = x.shape
     return x.reshape(rows * batch, tokens, HEADS, width // HEADS).transpose(1, 2)
 
 
 def _layer_norm(x: Tensor, scale: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:]) * scale[:, None, None].to(x.dtype)
+    return F.layer_norm(x, x.shape[-1:]) * scale[:, None, None]
 
 
 def _convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
@@ -199,29 +256,115 @@ def _convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
     A grouped convolution with a group for every row is several times slower.
     """
     rows, batch, height, width, _ = x.shape
-    x = F.pad(x.bfloat16() if x.is_cuda else x, (0, 0, 1, 1, 1, 1))
+    x = F.pad(x, (0, 0, 1, 1, 1, 1))
     shifted = [
         x[:, :, i : i + height : stride, j : j + width : stride] for i in range(3) for j in range(3)
     ]
-    flat = torch.cat(shifted, -1).flatten(1, 3)
-    out = flat @ weight.to(flat.dtype)
+    out = torch.cat(shifted, -1).flatten(1, 3) @ weight
     return out.view(rows, batch, height // stride, width // stride, -1)
 
 
 def _normalise(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Normalise all channels of a sample together, whatever the batch is."""
     x = F.layer_norm(x, x.shape[2:])
-    return x * scale[:, None, None, None].to(x.dtype) + shift[:, None, None, None].to(x.dtype)
+    return x * scale[:, None, None, None] + shift[:, None, None, None]
 
 
-def deepen(w: Weights, blocks: int) -> Weights:
-    """Return twice as many blocks: copies of all stand behind them."""
-    copies = {
-        f"{int(name.split('.')[0]) + blocks}.{name.partition('.')[2]}": value.clone()
-        for name, value in w.items()
-        if name[0].isdigit()
-    }
-    return {**w, **copies}
+# ---- Data
+
+
+class Data:
+    """Samples of all members of one kind, on the device."""
+
+    def __init__(self, path: Path, kind: str, members: list[Member], device: torch.device) -> None:
+        self.kind, self.members, self.device = kind, members, device
+        self.counts = torch.tensor([member.samples for member in members]).to(device)
+        with np.load(path) as file:
+            names = sorted({member.data for member in members})
+            if kind == "gpt":
+                self._open_text({n: (file[f"{n}.x"], file[f"{n}.test"]) for n in names})
+            else:
+                parts = ("x", "y", "test_x", "test_y")
+                self._open_images({n: [file[f"{n}.{p}"] for p in parts] for n in names})
+        self.window = torch.arange(TOKENS + 1, device=device)
+
+    def _open_text(self, texts: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+        most = max(member.samples for member in self.members) * TOKENS + 1
+        train = torch.zeros(len(self.members), most, dtype=torch.uint8)
+        held = (VALIDATION + TEST) // 4 * TOKENS + 1
+        held_out = torch.zeros(len(self.members), held, dtype=torch.uint8)
+        for number, member in enumerate(self.members):
+            draw = np.random.default_rng(1000 + number)
+            text, test = texts[member.data]
+            size = member.samples * TOKENS + 1
+            start = int(draw.integers(len(text) - size))
+            mine = np.concatenate([text[start : start + size], test[:held]])
+            wrong = draw.random(len(mine)) < member.wrong
+            wrong[size + VALIDATION // 4 * TOKENS + 1 :] = False  # the test is clean
+            mine = np.where(wrong, draw.permutation(mine), mine)
+            train[number, :size] = torch.from_numpy(mine[:size])
+            held_out[number] = torch.from_numpy(mine[size:])
+        self.train, self.held = train.to(self.device), held_out.to(self.device)
+
+    def _open_images(self, sets: dict[str, list[np.ndarray]]) -> None:
+        pixels, self.places, self.labels, offset = [], [], [], 0
+        starts = {}
+        for name, (x, y, test_x, test_y) in sets.items():
+            starts[name] = (offset, y, offset + len(x), test_y)
+            pixels += [x, test_x]
+            offset += len(x) + len(test_x)
+        self.pixels = torch.from_numpy(np.concatenate(pixels)).to(self.device)
+        most = max(member.samples for member in self.members)
+        size = most + VALIDATION + TEST
+        places = np.zeros((len(self.members), size), np.int64)
+        labels = np.zeros((len(self.members), size), np.int64)
+        for number, member in enumerate(self.members):
+            draw = np.random.default_rng(1000 + number)
+            first, y, first_test, test_y = starts[member.data]
+            classes = draw.permutation(10)[: member.classes]
+            order = np.full(10, -1)
+            order[classes] = np.arange(member.classes)
+            mine = draw.permutation(np.flatnonzero(order[y] >= 0))
+            count = min(member.samples, len(mine))
+            self.counts[number] = count
+            held = np.flatnonzero(order[test_y] >= 0)
+            # A problem of few classes has fewer held-out images: those it has are repeated.
+            cut = min(VALIDATION, len(held) // 4)
+            held = np.concatenate([np.resize(held[:cut], VALIDATION), np.resize(held[cut:], TEST)])
+            places[number, :count], places[number, most:] = first + mine[:count], first_test + held
+            told = np.concatenate([order[y][mine[:count]], order[test_y][held]])
+            wrong = draw.random(len(told)) < member.wrong
+            wrong[count + VALIDATION :] = False  # the test is clean
+            told = np.where(wrong, draw.integers(member.classes, size=len(told)), told)
+            labels[number, :count], labels[number, most:] = told[:count], told[count:]
+        self.most = most
+        self.places = torch.from_numpy(places).to(self.device)
+        self.labels = torch.from_numpy(labels).to(self.device)
+        noise = torch.tensor([member.noise for member in self.members]).to(self.device)
+        self.noise = noise[:, None, None, None, None]
+
+    def read(self, numbers: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Return training inputs and targets: samples `which` [R, B] of members `numbers` [R]."""
+        if self.kind == "gpt":
+            at = which[..., None] * TOKENS + self.window
+            windows = self.train[numbers[:, None, None], at].long()
+            return windows[..., :-1], windows[..., 1:]
+        return self._images(numbers, which)
+
+    def _images(self, numbers: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        x = (self.pixels[self.places[numbers[:, None], which]].float() - 110) / 70
+        x = x + self.noise[numbers] * torch.randn_like(x)
+        return x, self.labels[numbers[:, None], which]
+
+    def read_held_out(self, numbers: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of held-out samples: validation first, then test."""
+        if self.kind == "gpt":
+            which = torch.arange(start // 4, end // 4, device=self.device)
+            at = which[:, None] * TOKENS + self.window
+            windows = self.held[numbers][:, at].long()
+            return windows[..., :-1], windows[..., 1:]
+        which = torch.arange(self.most + start, self.most + end, device=self.device)
+        return self._images(numbers, which.expand(len(numbers), -1))
 
 
 # ---- Training rows that have the same number of blocks
@@ -229,7 +372,7 @@ def deepen(w: Weights, blocks: int) -> Weights:
 
 @dataclass
 class Row:
-    """One network of one arm, and how far it is."""
+    """One network of one plan, and how far it is."""
 
     member: Member
     plan: str
@@ -238,188 +381,98 @@ class Row:
     """Of the member, in the tables of samples."""
     rate: float = 1.0
     """Factor of the kind's learning rate."""
-    weights: Weights | None = None
-    first: Weights | None = None
-    second: Weights | None = None
+    state: Tensor | None = None
+    """Weights and both moments of AdamW, [3, parameters]."""
     taken: int = 0
     """Optimizer steps so far."""
     spent: float = 0.0
     """FLOPs so far, as a share of the budget."""
     best: float = math.inf
-    kept: Weights | None = None
+    kept: Tensor | None = None
     """Weights where the validation loss was best, and how many blocks they have."""
     kept_blocks: int = 0
-    curve: list[tuple[float, float, float, float]] | None = None
-    """Share of the budget; losses in training and validation; errors in validation."""
+    curve: list[tuple[float, ...]] = field(default_factory=list)
+    """Share of the budget, training loss, validation loss and error, gradient norm."""
 
     def share_of_step(self, blocks: int) -> float:
-        """Return what share of its budget a step takes."""
+        """Return the share of the budget that a step takes."""
         outside, one = block_cost(self.member.kind)
         return (outside + blocks * one) / (outside + one) / self.member.steps
 
-    def stages(self) -> list[tuple[float, float, int]]:
-        """Return from which to which share there are how many blocks."""
+    def end_of(self, blocks: int) -> float:
+        """Return the share of the budget up to which the plan has so many blocks."""
         plan = PLANS[self.plan]
-        ends = [share for share, _ in plan[1:]] + [1.0]
-        return [(start, end, blocks) for (start, blocks), end in zip(plan, ends, strict=True)]
+        depths = [depth for _, depth in plan]
+        later = depths.index(blocks) + 1
+        return plan[later][0] if later < len(plan) else 1.0
+
+    def steps_at(self, blocks: int) -> int:
+        """Return how many steps the plan takes with so many blocks."""
+        return max(1, round((self.end_of(blocks) - self.spent) / self.share_of_step(blocks)))
 
 
-class Data:
-    """Samples of all data sets on the device, and which of them every member has."""
-
-    def __init__(self, path: Path, members: list[Member], device: torch.device) -> None:
-        self.device = device
-        with np.load(path) as file:
-            self.sets = {name: torch.from_numpy(file[name]).to(device) for name in file.files}
-        most = max(member.samples for member in members)
-        self.samples = torch.zeros(len(members), most, dtype=torch.int64)
-        self.labels = torch.zeros(len(members), most, dtype=torch.int64)
-        self.counts = torch.tensor([member.samples for member in members]).to(device)
-        for number, member in enumerate(members):
-            draw = torch.Generator().manual_seed(1000 + number)
-            count = member.samples
-            if member.kind == "gpt":
-                # One text of so many windows, that begins anywhere.
-                size = len(self.sets[f"{member.data}.x"]) - (count + 1) * TOKENS
-                if size < 1:
-                    raise SystemExit(f"{member.data} has less text than {count} windows")
-                start = int(torch.randint(size, (1,), generator=draw))
-                self.samples[number, :count] = start + TOKENS * torch.arange(count)
-                continue
-            whole = self.sets[f"{member.data}.y"].cpu().long()
-            chosen = torch.randperm(len(whole), generator=draw)[:count]
-            self.samples[number, :count] = chosen
-            wrong = torch.rand(count, generator=draw) < member.noise
-            random = torch.randint(10, (count,), generator=draw)
-            self.labels[number, :count] = torch.where(wrong, random, whole[chosen])
-        self.samples, self.labels = self.samples.to(device), self.labels.to(device)
-        self.members = members
-
-    def validation(self, kind: str, name: str, numbers: list[int]) -> tuple[Tensor, Tensor]:
-        """Return inputs and, for every row, targets that are wrong as often as in training."""
-        x, y = self.held_out(kind, name, VALIDATION, 0)
-        told = y.expand(len(numbers), *y.shape).clone()
-        if kind != "gpt":
-            for place, number in enumerate(numbers):
-                draw = torch.Generator().manual_seed(5000 + number)
-                wrong = torch.rand(len(y), generator=draw) < self.members[number].noise
-                random = torch.randint(10, (len(y),), generator=draw)
-                told[place] = torch.where(wrong.to(y.device), random.to(y.device), y)
-        return x, told
-
-    def read(self, kind: str, name: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the inputs at these places, and the next bytes of text."""
-        if kind == "gpt":
-            windows = self.sets[f"{name}.x"][places[..., None] + self._window].long()
-            return windows[..., :-1], windows[..., 1:]
-        return (self.sets[f"{name}.x"][places].float() - 110) / 70, None
-
-    @property
-    def _window(self) -> Tensor:
-        return torch.arange(TOKENS + 1, device=self.device)
-
-    def held_out(self, kind: str, name: str, count: int, skip: int) -> tuple[Tensor, Tensor]:
-        """Return samples that nobody trains on."""
-        if kind == "gpt":
-            # A window has many bytes to be right about.
-            first, number = skip // 4, count // 4
-            places = torch.arange(first, first + number, device=self.device) * TOKENS
-            windows = self.sets[f"{name}.test"][places[:, None] + self._window].long()
-            return windows[:, :-1], windows[:, 1:]
-        x = (self.sets[f"{name}.test_x"][skip : skip + count].float() - 110) / 70
-        return x, self.sets[f"{name}.test_y"][skip : skip + count].long()
-
-
-def train_stage(rows: list[Row], blocks: int, ends: list[float], data: Data) -> None:
-    """Train rows of one kind and data set with so many blocks, each to its own share of budget."""
-    kind, name, device = rows[0].member.kind, rows[0].member.data, data.device
-    assert all((row.member.kind, row.member.data) == (kind, name) for row in rows)
-    count = len(rows)
-
-    def stacked(part: str) -> Weights:
-        trees = [getattr(row, part) for row in rows]
-        return {key: torch.stack([tree[key].to(device) for tree in trees]) for key in trees[0]}
-
-    w = {key: value.requires_grad_(True) for key, value in stacked("weights").items()}
-    m, v = stacked("first"), stacked("second")
+def train_stage(rows: list[Row], blocks: int, data: Data) -> None:
+    """Train rows with so many blocks, each up to its own share of the budget."""
+    kind, device, count = data.kind, data.device, len(rows)
+    flat, m, v = torch.stack([row.state for row in rows]).to(device).unbind(1)  # type: ignore[arg-type]
+    flat, m, v = flat.contiguous().requires_grad_(True), m.contiguous(), v.contiguous()
+    mask = 0.05 * decay_mask(kind, blocks).to(device)
     number = torch.tensor([row.number for row in rows], device=device)
-    taken = torch.tensor([row.taken for row in rows], device=device, dtype=torch.float64)
-    steps = torch.tensor(
-        [
-            round((end - row.spent) / row.share_of_step(blocks))
-            for row, end in zip(rows, ends, strict=True)
-        ]
-    )
+    taken = torch.tensor([row.taken for row in rows], device=device, dtype=torch.float32)
+    steps = torch.tensor([row.steps_at(blocks) for row in rows])
     cost = torch.tensor([row.share_of_step(blocks) for row in rows], dtype=torch.float64)
     spent = torch.tensor([row.spent for row in rows], dtype=torch.float64)
-    x_buffer = torch.zeros(count, BATCH, dtype=torch.int64, device=device)
-    rate = torch.zeros(count, device=device)
     rates = RATES[kind] * torch.tensor([row.rate for row in rows], dtype=torch.float64)
-    seen_loss = torch.zeros(count, device=device)
-    use_bf16 = device.type == "cuda"
+    which = torch.zeros(count, BATCH, dtype=torch.int64, device=device)
+    rate = torch.zeros(count, 1, device=device)
+    seen = torch.zeros(count, 2, device=device)
+    """Sums of training losses and gradient norms since they were read last."""
 
     def step() -> None:
-        places = data.samples[number[:, None], x_buffer]
-        x, y = data.read(kind, name, places)
-        if y is None:
-            y = data.labels[number[:, None], x_buffer]
-        with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
-            logits = forward(kind, w, blocks, x)
+        x, y = data.read(number, which)
+        logits = forward(kind, flat, blocks, x)
         loss = F.cross_entropy(logits.float().flatten(0, -2), y.flatten(), reduction="none")
         each = loss.view(count, -1).mean(1)
-        seen_loss.add_(torch.where(rate > 0, each.detach(), 0.0))
-        total = each.sum()
-        grads = torch.autograd.grad(total, list(w.values()))
-        # Clipped row by row.
-        norm = sum(g.flatten(1).square().sum(1) for g in grads).sqrt()  # type: ignore[union-attr]
-        clip = (1.0 / norm.clamp(min=1.0)).float()
-        taken.add_((rate > 0).double())
-        b1, b2 = 1 - 0.9**taken, 1 - 0.98**taken
+        (grad,) = torch.autograd.grad(each.sum(), flat)
         with torch.no_grad():
-            for (key, p), g in zip(w.items(), grads, strict=True):
-                shape = (count, *([1] * (p.ndim - 1)))
-                active = (rate > 0).view(shape)
-                g = g * clip.view(shape)
-                m[key].copy_(torch.where(active, 0.9 * m[key] + 0.1 * g, m[key]))
-                v[key].copy_(torch.where(active, 0.98 * v[key] + 0.02 * g * g, v[key]))
-                one = m[key] / b1.clamp(min=1e-8).float().view(shape)
-                two = (v[key] / b2.clamp(min=1e-8).float().view(shape)).sqrt() + 1e-8
-                decay = 0.05 if p.ndim > 2 else 0.0
-                p.sub_(rate.view(shape) * (one / two + decay * p))
+            norm = grad.norm(dim=1, keepdim=True)
+            seen.add_(torch.where(rate > 0, torch.stack([each, norm[:, 0]], 1), 0.0))
+            grad.mul_(1.0 / norm.clamp(min=1.0))
+            active = (rate > 0).float()
+            m.lerp_(grad, 0.1 * active)
+            v.lerp_(grad.square_(), 0.02 * active)
+            taken.add_(active[:, 0])
+            one = 1 - 0.9 ** taken.clamp(min=1)
+            two = 1 - 0.98 ** taken.clamp(min=1)
+            move = (m / one[:, None]) / ((v / two[:, None]).sqrt_() + 1e-8)
+            flat.sub_(rate * (move + mask * flat))
 
     graph = None
     if device.type == "cuda":
-        kept = {k: p.detach().clone() for k, p in w.items()}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream):  # the rate is 0, so nothing changes
             for _ in range(2):
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
-        with torch.no_grad():
-            for key, p in w.items():
-                p.copy_(kept[key])
-        seen_loss.zero_()
 
     draw = torch.Generator(device).manual_seed(int(number.sum()) + blocks)
-    val_x, val_y = data.validation(kind, name, [row.number for row in rows])
-    before = [0] * count
-    """At which step of this stage the training loss was read last."""
     counts = data.counts[number][:, None]
-    due = [1 + int(EVALUATIONS * float(share) - 1e-9) for share in spent]
     longest = int(steps.max())
-    stride = max(1, longest // (2 * EVALUATIONS))
-    ending, closed = spent + cost * steps, [False] * count
+    ending = spent + cost * steps
+    due = [1 + int(EVALUATIONS * float(share) + 1e-9) for share in spent]
+    read_at, closed = [0] * count, [False] * count
+    stride = max(1, int((1 / EVALUATIONS / cost).min() / 2))
     for at in range(longest):
         share = spent + cost * (at + 1)
-        factor = ((1.0 - share) / DECAY).clamp(0.0, 1.0) * (at < steps)
+        factor = torch.minimum(share / WARMUP, (1.0 - share) / DECAY).clamp(0.0, 1.0)
         # The last step of a run has a rate too.
-        factor = torch.where((at < steps) & (share >= 1.0 - 1e-9), 1e-3, factor)
-        rate.copy_((rates * factor).float())
-        x_buffer.copy_((torch.rand(count, BATCH, device=device, generator=draw) * counts).long())
+        factor = factor.clamp(min=1e-3) * (at < steps)
+        rate.copy_((rates * factor).float()[:, None], non_blocking=True)
+        which.copy_((torch.rand(count, BATCH, device=device, generator=draw) * counts).long())
         if graph is None:
             step()
         else:
@@ -431,155 +484,149 @@ def train_stage(rows: list[Row], blocks: int, ends: list[float], data: Data) -> 
         ready = [
             i
             for i, each in enumerate(share.tolist())
-            if each >= due[i] / EVALUATIONS - 1e-9 or (at + 1 >= steps[i] and not closed[i])
+            if not closed[i] and (each >= due[i] / EVALUATIONS - 1e-9 or at + 1 >= steps[i])
         ]
         if not ready:
             continue
-        chosen = {key: p.detach()[ready] for key, p in w.items()}
-        found = measure(kind, chosen, blocks, (val_x, val_y[ready]))
-        losses, errors = (each.tolist() for each in found)
-        sums = seen_loss[ready].tolist()
-        seen_loss[ready] = 0.0
+        chosen = flat.detach()[ready]
+        losses, errors = measure(data, chosen, blocks, number[ready], 0, VALIDATION)
+        sums = seen[ready].tolist()
+        seen[ready] = 0.0
         for place, i in enumerate(ready):
-            row = rows[i]
+            row, now = rows[i], min(at + 1, int(steps[i]))
             closed[i] = at + 1 >= int(steps[i])
-            due[i] = EVALUATIONS + 1 if closed[i] else 1 + int(EVALUATIONS * float(share[i]) + 1e-9)
-            now = min(at + 1, int(steps[i]))
-            trained = sums[place] / max(now - before[i], 1)
-            before[i] = now
-            assert row.curve is not None
-            row.curve.append((float(share[i]), trained, losses[place], errors[place]))
+            due[i] = 1 + int(EVALUATIONS * float(share[i]) + 1e-9)
+            trained, norm = (each / max(now - read_at[i], 1) for each in sums[place])
+            read_at[i] = now
+            row.curve.append((float(share[i]), trained, losses[place], errors[place], norm))
             if losses[place] < row.best:
                 row.best, row.kept_blocks = losses[place], blocks
-                row.kept = {key: value[place].clone() for key, value in chosen.items()}
+                row.kept = chosen[place].clone()
+    states = torch.stack([flat.detach(), m, v], 1)
     for i, row in enumerate(rows):
-        row.weights = {key: p[i].detach().clone() for key, p in w.items()}
-        row.first = {key: value[i].clone() for key, value in m.items()}
-        row.second = {key: value[i].clone() for key, value in v.items()}
-        row.taken = int(taken[i])
-        row.spent = float(spent[i] + cost[i] * steps[i])
+        row.state, row.taken, row.spent = states[i].clone(), int(taken[i]), float(ending[i])
 
 
 @torch.no_grad()
 def measure(
-    kind: str, w: Weights, blocks: int, split: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Return the mean loss and the share of errors of every row; targets are [rows, samples]."""
-    rows = len(w["head"])
-    losses, errors, seen = torch.zeros(rows), torch.zeros(rows), 0
-    for x, wanted in zip(split[0].split(256), split[1].split(256, 1), strict=True):
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.device.type == "cuda"):
-            logits = forward(kind, w, blocks, x.expand(rows, *x.shape))
-        loss = F.cross_entropy(logits.float().flatten(0, -2), wanted.flatten(), reduction="none")
-        losses += loss.view(rows, -1).mean(1).cpu() * len(x)
-        errors += (logits.argmax(-1) != wanted).float().flatten(1).mean(1).cpu() * len(x)
-        seen += len(x)
-    return losses / seen, errors / seen
+    data: Data, flat: Tensor, blocks: int, numbers: Tensor, start: int, end: int
+) -> tuple[list[float], list[float]]:
+    """Return the mean loss and the share of errors of every row on held-out samples."""
+    losses = torch.zeros(len(flat), device=flat.device)
+    errors = torch.zeros_like(losses)
+    parts = 256
+    with torch.random.fork_rng(devices=[flat.device] if flat.is_cuda else []):
+        torch.manual_seed(7)  # images get the same noise every time
+        for at in range(start, end, parts):
+            x, y = data.read_held_out(numbers, at, min(at + parts, end))
+            logits = forward(data.kind, flat, blocks, x)
+            loss = F.cross_entropy(logits.float().flatten(0, -2), y.flatten(), reduction="none")
+            weight = min(parts, end - at) / (end - start)
+            losses += loss.view(len(flat), -1).mean(1) * weight
+            errors += (logits.argmax(-1) != y).float().flatten(1).mean(1) * weight
+    return losses.tolist(), errors.tolist()
 
 
-def score(rows: list[Row], data: Data) -> list[tuple[float, float]]:
-    """Return test loss and error of the weights that every row kept."""
-    found: list[tuple[float, float]] = [(math.nan, math.nan)] * len(rows)
-    kind, name = rows[0].member.kind, rows[0].member.data
-    x, y = data.held_out(kind, name, TEST, VALIDATION)
+def score(rows: list[Row], data: Data) -> dict[int, tuple[float, float]]:
+    """Return test loss and error of the weights that every row kept, by the row's id."""
+    found = {}
     for blocks in DEPTHS:
-        which = [i for i, row in enumerate(rows) if row.kept_blocks == blocks]
-        if not which:
-            continue
-        trees = [rows[i].kept or {} for i in which]
-        w = {key: torch.stack([tree[key] for tree in trees]) for key in trees[0]}
-        losses, errors = measure(kind, w, blocks, (x, y.expand(len(which), *y.shape)))
-        for place, i in enumerate(which):
-            found[i] = float(losses[place]), float(errors[place])
-    return found
+        which = [row for row in rows if row.kept_blocks == blocks]
+        for begin in range(0, len(which), 128):
+            part = which[begin : begin + 128]
+            flat = torch.stack([row.kept for row in part])  # type: ignore[misc]
+            numbers = torch.tensor([row.number for row in part], device=data.device)
+            both = measure(data, flat, blocks, numbers, VALIDATION, VALIDATION + TEST)
+            found |= {id(row): pair for row, *pair in zip(part, *both, strict=True)}
+    return found  # type: ignore[return-value]
 
 
 def play(rows: list[Row], data: Data, most: int, out: Path, deadline: float) -> None:
-    """Train rows of one kind and data set to the end of their budgets; write them down."""
+    """Train rows of one kind to the end of their budgets; write them down."""
     waiting: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
         blocks = PLANS[row.plan][0][1]
-        row.weights = make_network(row.member.kind, row.seed, blocks)
-        row.first = {key: torch.zeros_like(value) for key, value in row.weights.items()}
-        row.second = {key: torch.zeros_like(value) for key, value in row.weights.items()}
-        row.curve = []
+        weights = make_network(data.kind, row.seed, blocks)
+        row.state = torch.stack([weights, *[torch.zeros_like(weights)] * 2])
         waiting[blocks].append(row)
     for blocks in DEPTHS:
         # Rows that take about as many steps go together.
-        def length(row: Row, blocks: int = blocks) -> float:
-            end = next(end for _, end, have in row.stages() if have == blocks)
-            return (end - row.spent) / row.share_of_step(blocks)
-
-        queue = sorted(waiting[blocks], key=length)
-        for begin in range(0, len(queue), most):
-            part = queue[begin : begin + most]
-            ends = [next(end for _, end, have in r.stages() if have == blocks) for r in part]
-            started, longest = time.monotonic(), length(part[-1])
-            train_stage(part, blocks, ends, data)
+        queue = sorted(waiting[blocks], key=lambda row: row.steps_at(blocks))
+        while queue:
+            longest = queue[-1].steps_at(blocks)
+            part = [row for row in queue[-most:] if row.steps_at(blocks) > 0.5 * longest]
+            queue = queue[: -len(part)]
+            started = time.monotonic()
+            train_stage(part, blocks, data)
             print(
-                f"{part[0].member.kind} {part[0].member.data}: {len(part)} rows of {blocks} "
-                f"blocks, {longest:.0f} steps at most, {time.monotonic() - started:.0f} s",
+                f"{data.kind}: {len(part)} rows of {blocks} blocks, {longest} steps at most, "
+                f"{time.monotonic() - started:.1f} s",
                 flush=True,
             )
-            finished = [row for row, end in zip(part, ends, strict=True) if end >= 1.0]
-            scores = dict(
-                zip(map(id, finished), score(finished, data) if finished else [], strict=True)
-            )
-            for row, end in zip(part, ends, strict=True):
-                if end < 1.0:
-                    for name in ("weights", "first", "second"):
-                        setattr(row, name, deepen(getattr(row, name), blocks))
+            finished = [row for row in part if row.end_of(blocks) >= 1.0]
+            scores = score(finished, data)
+            for row in part:
+                if id(row) not in scores:
+                    assert row.state is not None
+                    row.state = torch.stack([deepen(p, data.kind, blocks) for p in row.state])
                     waiting[2 * blocks].append(row)
                     continue
-                told = {
-                    **asdict(row.member),
-                    "label": row.member.label,
-                    "plan": row.plan,
-                    "seed": row.seed,
-                    "rate": row.rate,
-                    "kept_blocks": row.kept_blocks,
-                    "test_loss": scores[id(row)][0],
-                    "test_error": scores[id(row)][1],
-                    "score": scores[id(row)][0 if row.member.kind == "gpt" else 1],
-                    "val_loss": row.best,
-                    "curve": [[round(v, 4) for v in point] for point in row.curve or ()],
-                }
-                with out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(told) + "\n")
-                row.weights = row.first = row.second = row.kept = None
+                write(row, scores[id(row)], out)
+                row.state = row.kept = None
             if time.monotonic() > deadline:
                 print("out of time; what is finished is written", flush=True)
                 return
 
 
+def write(row: Row, scores: tuple[float, float], out: Path) -> None:
+    """Append a finished row to the results."""
+    record = {
+        **asdict(row.member),
+        "label": row.member.label,
+        "plan": row.plan,
+        "seed": row.seed,
+        "rate": row.rate,
+        "kept_blocks": row.kept_blocks,
+        "test_loss": scores[0],
+        "test_error": scores[1],
+        "score": scores[0] / math.log(2) if row.member.kind == "gpt" else scores[1],
+        "val_loss": row.best,
+        "curve": [[float(f"{v:.4g}") for v in point] for point in row.curve],
+    }
+    with out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
 def run(options: argparse.Namespace) -> None:
-    """Train every arm of every member that is not in the results yet."""
+    """Train every plan of every member that is not in the results yet."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = True
     members = draw_members(options.draw, options.members)
     if options.steps:
-        members = [Member(m.kind, m.data, m.samples, m.noise, options.steps) for m in members]
+        members = [Member(**{**asdict(m), "steps": options.steps}) for m in members]
     done = set()
     if options.out.exists():
         for line in options.out.read_text("utf-8").splitlines():
             one = json.loads(line)
             done.add((one["label"], one["plan"], one["seed"], one["rate"]))
-    data = Data(options.data, members, device)
     deadline = time.monotonic() + options.seconds
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for number, member in enumerate(members):
-        for plan in options.plans or PLANS:
-            for seed, rate in itertools.product(range(options.seeds), options.rates):
-                if (member.label, plan, seed, rate) not in done:
-                    row = Row(member, plan, seed, number, rate)
-                    groups[member.kind, member.data].append(row)
-    for (kind, _), rows in groups.items():
-        if (not options.kinds or kind in options.kinds) and time.monotonic() < deadline:
+    for kind in options.kinds or RATES:
+        mine = [member for member in members if member.kind == kind]
+        data = Data(options.data, kind, mine, device)
+        rows = [
+            Row(member, plan, seed, number, rate)
+            for number, member in enumerate(mine)
+            for plan, seed, rate in itertools.product(
+                options.plans or PLANS, range(options.seeds), options.rates
+            )
+            if (member.label, plan, seed, rate) not in done
+        ]
+        if rows and time.monotonic() < deadline:
             play(rows, data, options.rows, options.out, deadline)
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Write all data into one file: 20,000 images of each set, four million bytes of each text."""
+    """Write all data into one file: 20,000 images of each set, three million bytes of each text."""
     found: dict[str, Any] = {}
     for name, path in (("cifar", options.cifar), ("fashion", options.fashion)):
         with np.load(path) as file:
@@ -590,31 +637,58 @@ def prepare(options: argparse.Namespace) -> None:
                 ending = "" if part == "train" else "test_"
                 found[f"{name}.{ending}x"] = x
                 found[f"{name}.{ending}y"] = file[f"y_{part}"][:count]
+    texts = {}
     for named in options.text:
         name, _, path = named.partition("=")
-        raw = Path(path).read_bytes()
-        raw = lzma.decompress(raw) if path.endswith(".xz") else raw
-        text = np.frombuffer(raw, np.uint8)[:4_000_000]
-        held = len(text) // 8
+        texts[name] = np.frombuffer(Path(path).read_bytes(), np.uint8)[:3_000_000]
+    draw = np.random.default_rng(0)
+    texts["chain"] = _draw_chain(texts["stories"], draw)
+    sums = draw.integers(0, 1000, (170_000, 2))
+    lines = [f"{a}+{b}={a + b}\n" if a > b else f"{a}*{b % 10}={a * (b % 10)}\n" for a, b in sums]
+    texts["sums"] = np.frombuffer("".join(lines).encode(), np.uint8)
+    for name, text in texts.items():
+        held = 100_000
         found[f"{name}.x"], found[f"{name}.test"] = text[:-held], text[-held:]
     np.savez_compressed(options.out, **found)
 
 
+def _draw_chain(text: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Return text in which each byte depends on the two before it alone, as often as in `text`."""
+    followers: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for a, b, c in zip(text[:-2], text[1:-1], text[2:], strict=True):
+        followers[int(a), int(b)].append(int(c))
+    made, choices = [int(text[0]), int(text[1])], draw.random(1_500_000)
+    for choice in choices:
+        options = followers.get((made[-2], made[-1])) or [32]
+        made.append(options[int(choice * len(options))])
+    return np.array(made, np.uint8)
+
+
+def read_scores(path: Path) -> dict[str, dict[str, dict[int, float]]]:
+    """Return scores by member, plan and seed; the best rate of those that were tried is taken."""
+    found: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for line in path.read_text("utf-8").splitlines():
+        one = json.loads(line)
+        found[one["label"]][one["plan"]][one["seed"]] = one["score"]
+    return found
+
+
 def summarise(options: argparse.Namespace) -> None:
     """Print what decisions are worth: the best in hindsight against the best single one."""
-    scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for line in options.results.read_text("utf-8").splitlines():
-        one = json.loads(line)
-        scores[one["label"]][one["plan"]].append((one["seed"], one["score"]))  # type: ignore[arg-type]
-    plans = [p for p in PLANS if all(p in arms for arms in scores.values())]
-    seeds = min(len(arms[plan]) for arms in scores.values() for plan in plans)
-    table = np.array(
-        [
-            [[score for _, score in sorted(arms[plan])[:seeds]] for plan in plans]  # type: ignore[misc]
-            for arms in scores.values()
-        ]
-    )  # members, plans, seeds
-    logs = np.log(table)
+    found = read_scores(options.results)
+    plans = [p for p in PLANS if all(p in arms for arms in found.values())]
+    seeds = min(len(arms[plan]) for arms in found.values() for plan in plans)
+    rows = [
+        [[s for _, s in sorted(arms[plan].items())[:seeds]] for plan in plans]
+        for arms in found.values()
+    ]
+    logs = np.log(np.array(rows))  # members, plans, seeds
+    print_headroom(list(found), plans, logs)
+
+
+def print_headroom(labels: list[str], plans: list[str], logs: np.ndarray) -> None:
+    """Print each member's best plan and the value of hindsight, chosen and scored on two halves."""
+    seeds = logs.shape[2]
     halves = [(list(range(0, seeds, 2)), list(range(1, seeds, 2)))]
     halves.append(halves[0][::-1])
     own, single = [], []
@@ -624,14 +698,16 @@ def summarise(options: argparse.Namespace) -> None:
         own.append(logs[np.arange(len(logs)), best][:, judge].mean(1))
         single.append(logs[:, one][:, judge].mean(1))
     gain = np.mean(single, 0) - np.mean(own, 0)
-    best_all = logs.mean(2).argmin(1)
-    for label, mean, index, won in zip(scores, logs.mean(2), best_all, gain, strict=True):
-        statics = {p: math.exp(mean[plans.index(p)]) for p in plans if p.isdigit()}
-        told = " ".join(f"{p}:{value:.4f}" for p, value in statics.items())
-        found = f"best {plans[index]:24} {math.exp(mean[index]):.4f}, hindsight {won:+.3f}"
-        print(f"{label:34} static {told}  {found}")
+    means = logs.mean(2)
+    for label, mean, won in zip(labels, means, gain, strict=True):
+        statics = " ".join(
+            f"{p}:{math.exp(mean[i]):.4f}" for i, p in enumerate(plans) if len(p) < 2
+        )
+        grown = min((m, p) for m, p in zip(mean, plans, strict=True) if ">" in p)
+        best = f"grown {grown[1]:22} {math.exp(grown[0]):.4f}, hindsight {won:+.3f}"
+        print(f"{label:40} static {statics}  {best}")
     print("\nmean log score of every plan over members:")
-    for plan, value in sorted(zip(plans, logs.mean((0, 2)), strict=True), key=lambda pair: pair[1]):
+    for plan, value in sorted(zip(plans, means.mean(0), strict=True), key=lambda pair: pair[1]):
         print(f"  {plan:28} {value:+.4f}")
     error = gain.std(ddof=1) / math.sqrt(len(gain))
     print(
@@ -642,23 +718,23 @@ def summarise(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Find out."""
+    """Run the chosen verb."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
-    made = verbs.add_parser("prepare")
+    made = verbs.add_parser("prepare", help="write all data into one file")
     made.add_argument("--cifar", type=Path, required=True)
     made.add_argument("--fashion", type=Path, required=True)
     made.add_argument("--text", action="append", default=[], metavar="NAME=FILE")
     made.add_argument("--out", type=Path, required=True)
-    played = verbs.add_parser("run")
+    played = verbs.add_parser("run", help="train what is not in the results yet")
     played.add_argument("--data", type=Path, required=True)
     played.add_argument("--out", type=Path, required=True)
     played.add_argument("--draw", type=int, default=0, help="seed of the members")
     played.add_argument("--members", type=int, default=8, help="of every kind")
     played.add_argument("--seeds", type=int, default=4)
-    played.add_argument("--rows", type=int, default=256, help="networks side by side")
+    played.add_argument("--rows", type=int, default=512, help="networks side by side")
     played.add_argument("--kinds", nargs="+", choices=tuple(RATES))
     played.add_argument("--plans", nargs="+", choices=tuple(PLANS))
     played.add_argument("--steps", type=int, default=0, help="another budget, to try things out")
@@ -666,7 +742,7 @@ def main() -> int:
         "--rates", type=float, nargs="+", default=[1.0], help="factors of the kind's learning rate"
     )
     played.add_argument("--seconds", type=float, default=1e9)
-    told = verbs.add_parser("summary")
+    told = verbs.add_parser("summary", help="print what decisions are worth")
     told.add_argument("results", type=Path)
     options = parser.parse_args()
     {"prepare": prepare, "run": run, "summary": summarise}[options.verb](options)
