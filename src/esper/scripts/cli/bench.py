@@ -1,4 +1,4 @@
-"""`esper bench`: measured rates on this machine, and ratios against a reference in the same run."""
+"""`esper bench`: measure throughput on this machine, relative to a reference in the same run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ examples:
   esper bench                                  the population engine, on the best device here
   esper bench engine --device cuda --rows 16 64 256 --json
   esper bench engine --device cpu --task digits --rows 2
-  esper bench observation                      what the controller sees, against plain Python
-  esper bench policy --rows 16                 how the controller acts and learns
-  esper bench update --rounds 3 --json         a whole PPO update with all its passes
-  esper bench family                           four architectures side by side against one
+  esper bench observation                      observations, against plain Python
+  esper bench policy --rows 16                 forward and backward of the policy
+  esper bench update --rounds 3 --json         a whole PPO update
+  esper bench family                           rows of four architectures against rows of one
   esper bench round --recipe cifar --rounds 3  whole rounds of training, on real data
 """
 
@@ -41,15 +41,13 @@ _ENGINE_ONLY = ("task", "strategy", "precision", "batch_size", "samples", "refer
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
+    """Add the description, examples and options of the command."""
     parser.description = (
-        "Measure how fast Esper is here: the population engine (networks train on "
-        "random bytes in the shape of the task's data, since throughput does not depend on what "
-        "they show), the controller's observation, its policy, a whole PPO update, rows of "
-        "several architectures against as many of one, or whole rounds of a recipe with twins, "
-        "episodes and update; the last two on real data. Policy and "
-        "update are compared with sb3-contrib's RecurrentPPO; where that is not installed, with "
-        "plain steps of the same network."
+        "Measure throughput on this machine. Targets: engine (many networks in training, on random "
+        "data), observation, policy, update (a PPO update), family (rows of several architectures "
+        "against as many of one) and round (whole rounds of a recipe). Policy and update are "
+        "compared with sb3-contrib's RecurrentPPO if it is installed, else with plain steps of the "
+        "same network."
     )
     parser.epilog = _EPILOG
     parser.add_argument(
@@ -60,61 +58,64 @@ def set_up(parser: Parser) -> None:
         metavar="TARGET",
         help=f"what to measure: {', '.join(_BENCHES)} (default: engine)",
     )
-    parser.add_argument("--device", choices=_DEVICES, default="auto", help="where to measure")
+    parser.add_argument("--device", choices=_DEVICES, default="auto", help="device")
     parser.add_argument(
         "--rows",
         type=_count,
         nargs="+",
         metavar="N",
-        help="rows at once (default: 16 and 64 on CUDA, 2 on the CPU; observation 64; policy and "
-        "update 16; round the recipe's)",
+        help="networks at once (default: engine 16 and 64 on CUDA, 2 on the CPU; observation 64; "
+        "policy and update 16; round the recipe's)",
     )
     parser.add_argument(
         "--task",
         nargs="+",
         metavar="T",
-        help="tasks, or cifar_wide for a 32-64-128 host (default: cifar_baseline)",
+        help="engine and family: tasks, or cifar_wide for a 32-64-128 host (default: "
+        "cifar_baseline)",
     )
     parser.add_argument(
         "--strategy",
         nargs="+",
         choices=_STRATEGIES,
         metavar="S",
-        help="what to compare with rows one after another: stacked, workers (default: stacked on "
-        "CUDA, both on the CPU)",
+        help="strategies to compare with the sequential one: stacked, workers (default: stacked "
+        "on CUDA, both on the CPU)",
     )
     parser.add_argument(
         "--precision",
         nargs="+",
         choices=_PRECISIONS,
         metavar="P",
-        help="precision of hosts: fp32, bf16 (default: both on CUDA, fp32 on the CPU)",
+        help="precision of the networks: fp32, bf16 (default: both on CUDA, fp32 on the CPU)",
     )
-    for name, told in (
-        ("--batch-size", "samples of a batch (default: 128)"),
-        ("--samples", "samples of an epoch (default: the task's)"),
+    for name, meaning in (
+        ("--batch-size", "samples per batch (default: 128)"),
+        ("--samples", "samples per epoch (default: the task's)"),
         (
             "--steps",
-            "timed steps of the engine, steps of an episode for policy and update (default: "
-            "engine 3 on CUDA and 2 on the CPU, others 150)",
+            "engine: timed steps (default: 3 on CUDA, 2 on the CPU); policy and update: steps per "
+            "episode (default: 150)",
         ),
         (
             "--rounds",
-            "how often the others take turns with their reference, or rounds that are timed "
-            "(default: observation 30, policy 9, update 5, family and round 2)",
+            "repetitions of each measurement and its reference (default: observation 30, policy "
+            "9, update 5, family and round 2)",
         ),
-        ("--reference-rows", "rows timed one after another (default: 2)"),
+        ("--reference-rows", "networks of the sequential reference (default: 2)"),
     ):
-        parser.add_argument(name, type=_count, metavar="N", help=told)
+        parser.add_argument(name, type=_count, metavar="N", help=meaning)
     parser.add_argument(
-        "--recipe", metavar="R", help="of `round` (default: cifar on CUDA, smoke on the CPU)"
+        "--recipe",
+        metavar="R",
+        help="round: the recipe to time (default: cifar on CUDA, smoke on the CPU)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure the target and print what was found."""
+    """Run the command."""
     strays = [name for name in _ENGINE_ONLY if getattr(options, name)]
     if options.target == "family":
         strays = [name for name in strays if name in ("batch_size", "reference_rows")]
@@ -161,7 +162,7 @@ def _bench_engine(options: argparse.Namespace) -> int:
 
 
 def _cases(options: argparse.Namespace, device: str) -> list[Any]:
-    """Return what to measure, the reference of every task first."""
+    """Return the cases to measure, with the reference of every task first."""
     from esper.lab.bench.engine import make_cases
 
     on_cuda = device == "cuda"
@@ -278,7 +279,7 @@ def _bench_round(options: argparse.Namespace) -> int:
 
 
 _Measured = tuple[list[dict[str, Any]], str]
-"""Results, and one line about what was left out or nothing."""
+"""Results, and a line about a reference that could not be measured."""
 
 
 def _compare_rows(
@@ -315,7 +316,7 @@ def _show(
     document: dict[str, Any],
     *tables: tuple[str, Sequence[Column], Sequence[dict[str, Any]]],
 ) -> int:
-    """Print what was found as a document that says where, or as tables with their titles."""
+    """Print results as one JSON document or as tables."""
     import torch
 
     if options.json:
@@ -350,11 +351,11 @@ def _count(text: str) -> int:
 
 
 def _print_table(title: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
-    """Print results, one in a row, by these columns."""
+    """Print results, one per row."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1), pad_edge=False)
     for name, _, show in columns:
         is_text = show is str
-        # A number that is cut off would be a wrong one: in a narrow terminal it is folded.
+        # In a narrow terminal a number is folded; cut off it would be wrong.
         table.add_column(
             name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold"
         )
@@ -371,4 +372,4 @@ _BENCHES: dict[str, Callable[[argparse.Namespace], int]] = {
     "family": _bench_family,
     "round": _bench_round,
 }
-"""What can be measured, by the name it is asked for."""
+"""The targets by name."""

@@ -1,4 +1,4 @@
-"""`esper blueprints`: what a network can be grown with."""
+"""`esper blueprints`: list the blueprints of seeds."""
 
 from __future__ import annotations
 
@@ -8,19 +8,29 @@ from typing import Any
 from esper.scripts.cli.main import Parser
 from esper.scripts.cli.output import answer, name_width, new_table, out_console, safe
 
+_EXAMPLES = """\
+examples:
+  esper blueprints
+  esper blueprints --import my_blueprints.py --json     with blueprints of your own
+"""
+
 _WIDTHS = (8, 64)
 _WIDE = 140
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
-    parser.description = "List the kinds of seeds a network can be grown with."
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    """Add the description, examples and options of the command."""
+    parser.description = (
+        "List the blueprints, the kinds of seeds that a network can grow, with the shapes they fit "
+        "and their parameters and FLOPs at 8 and 64 channels."
+    )
+    parser.epilog = _EXAMPLES
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table."""
+    """Run the command."""
     rows = describe_blueprints()
     return answer(options.json, {"blueprints": rows}, lambda: print_table(rows))
 
@@ -28,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 def print_table(rows: list[dict[str, Any]]) -> None:
     """Print blueprints as a table."""
     console = out_console()
-    # A narrow terminal keeps the parameters, a wide one shows the operations as well.
+    # A narrow terminal shows parameters only.
     costs = ("parameters", "flops") if console.width >= _WIDE else ("parameters",)
     numbers = [f"{_SHORT[cost]}at {width}" for cost in costs for width in _WIDTHS]
     columns = ("id", "blueprint", "topologies", *numbers, "what it is")
@@ -55,14 +65,14 @@ _TITLES = {
 
 
 def _over_topologies(cost: dict[str, dict[str, int]], width: int) -> str:
-    """Return the different costs of a blueprint at one width."""
+    """Return the distinct costs of a blueprint at one width."""
     if not cost:
         return "its block's"
     return " / ".join(f"{n:,}" for n in sorted({sizes[str(width)] for sizes in cost.values()}))
 
 
 def _shapes(width: int) -> dict[str, tuple[int, ...]]:
-    """Return what operations are counted for: an image of 8 x 8, 64 tokens, one vector."""
+    """Return the input shapes that FLOPs are counted for."""
     return {"cnn": (1, width, 8, 8), "sequence": (1, 64, width), "vector": (1, width)}
 
 
@@ -74,7 +84,7 @@ def describe_blueprints() -> list[dict[str, Any]]:
     rows = []
     for index, name in enumerate(blueprint_names()):
         blueprint = BLUEPRINTS.get(name)
-        # A copy is as large as the block that it is of.
+        # A copy has the size of the block it copies.
         own_size = () if blueprint.is_copy else blueprint.topologies
         rows.append(
             {

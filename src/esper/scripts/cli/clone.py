@@ -1,4 +1,4 @@
-"""`esper clone`: teach a policy what the best schedules of a search do."""
+"""`esper clone`: train a policy to imitate the schedules that a search found."""
 
 from __future__ import annotations
 
@@ -28,34 +28,40 @@ examples:
   esper prove runs/clone wait heuristic --family image16_family --out runs/proof
   esper train arena --set start=runs/clone --set ppo.anchor_kl=0.1 --out runs/tamiyo
 
-what it writes into the folder:
-  policy/      the clone                     esper grow --controller greedy:FOLDER
-  clone.json   every round: losses, how often it agrees with the schedules, scores of both
-  state/       all episodes, to go on with   esper clone --resume --out FOLDER
+files in the folder:
+  policy/      the trained policy            esper grow --controller greedy:FOLDER
+  clone.json   every round: losses, agreement with the schedules, scores of both
+  state/       all episodes                  esper clone --resume --out FOLDER
 """
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
+    """Add the description, examples and options of the command."""
     parser.description = (
-        "Teach a policy to do on every train member what is best there by what a search found on "
-        "members like it, from what it sees alone. In the first round the schedules act, in every "
-        "later round the policy acts itself in more of the episodes and is told what they would "
-        "have done (DAgger)."
+        "Train a policy to imitate the best schedules of a search, seeing only what a controller "
+        "sees (DAgger): in the first round the schedules act; in later rounds the policy acts in "
+        "more and more episodes and learns what the schedules would have done."
     )
     parser.epilog = _EPILOG
-    parser.add_argument("search", nargs="?", metavar="SEARCH", help="folder of `esper search`")
-    what = parser.add_argument_group("how it is taught")
+    parser.add_argument(
+        "search",
+        nargs="?",
+        metavar="SEARCH",
+        help="folder of an `esper search`; needed unless --resume",
+    )
+    what = parser.add_argument_group("how to train it")
     what.add_argument("--rounds", type=int, metavar="R", help="rounds of episodes (default: 5)")
-    what.add_argument("--episodes", type=int, metavar="N", help="of a round (default: 256)")
-    what.add_argument("--passes", type=int, metavar="N", help="over all episodes (default: 30)")
-    what.add_argument("--seed", type=int, metavar="S", help="of weights and draws (default: 0)")
+    what.add_argument("--episodes", type=int, metavar="N", help="episodes a round (default: 256)")
+    what.add_argument(
+        "--passes", type=int, metavar="N", help="passes over all episodes a round (default: 30)"
+    )
+    what.add_argument("--seed", type=int, metavar="S", help="random seed (default: 0)")
     add_options(parser, split="train")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out the command."""
+    """Run the command."""
     from esper.lab.proof.clone import CloneConfig, Cloner
     from esper.lab.proof.plans import read_plans
     from esper.lab.proof.play import Player
@@ -86,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make(options: argparse.Namespace) -> Any:
-    """Turn options into a configuration."""
+    """Return the configuration of the options."""
     from esper.lab.proof.clone import CloneConfig, find_taught
     from esper.lab.proof.plans import read_plans
     from esper.lab.proof.search import LESSONS_FILE, SearchConfig
@@ -96,17 +102,17 @@ def make(options: argparse.Namespace) -> Any:
     searched = read_config(options.search, SearchConfig)
     plans = Path(options.search).absolute() / LESSONS_FILE
     named = chosen(options, "rounds", "episodes", "passes", "seed")
-    # Limits are those of the search, members all that it has lessons for.
+    # Limits are those of the search; members are all that it has lessons for.
     everyone = searched.members.replace(labels=(), count=0)
     base = CloneConfig(plans=str(plans), members=everyone, play=searched.play)
     config: CloneConfig = resolve(change_settings(base, named), options)
-    # What is wrong is said before a folder is made.
+    # Errors are raised before the folder is created.
     find_taught(config.members.find(), read_plans(plans))
     return config
 
 
 def print_summary(found: dict[str, Any]) -> None:
-    """Print what came of every round."""
+    """Print every round."""
     columns = {
         "round": "",
         "schedules act in": "teacher_share",

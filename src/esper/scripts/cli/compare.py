@@ -1,4 +1,4 @@
-"""`esper compare`: growing runs, or training runs, side by side, from their folders alone."""
+"""`esper compare`: compare growing runs, or training runs, side by side."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from esper.scripts.cli.output import (
 from esper.scripts.cli.views import SHOWN, duration
 from esper.utils.settings import flat_settings
 
-# ---- Training runs side by side: how their last rounds went, and which settings differ
+# ---- Training runs
 
 
-_TOLD = ("recipe", "seed", "rounds")
+_OWN_LINES = ("recipe", "seed", "rounds")
 """Settings that have lines of their own."""
 
 
 def read_training(folder: str) -> dict[str, Any]:
-    """Return what the store of a training run says, with its state and its settings."""
+    """Return the summary of a training run, with its state and its settings."""
     from esper.simic.training.recorded import summarize_training
 
     path = Path(folder)
@@ -64,7 +64,7 @@ def differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def print_training(sides: Sequence[Mapping[str, Any]]) -> None:
-    """Print runs as columns, and below them the settings in which they differ."""
+    """Print runs as columns, with the settings that differ below."""
     table = new_table("Training runs compared", ("",))
     for side in sides:
         table.add_column(safe(side["run"]), overflow="fold")
@@ -87,7 +87,7 @@ def print_training(sides: Sequence[Mapping[str, Any]]) -> None:
         values = [side["last"]["entropy"].get(head) for side in sides]
         add(f"entropy, {head}", ["–" if value is None else f"{value:.2f}" for value in values])
     add("validation gain, greedy policy, points", [_greedy(side["evaluation"]) for side in sides])
-    others = {key: values for key, values in differing(sides).items() if key not in _TOLD}
+    others = {key: values for key, values in differing(sides).items() if key not in _OWN_LINES}
     if others:
         table.add_section()
         table.caption, table.caption_justify = "last: all other settings that differ", "left"
@@ -111,15 +111,17 @@ examples:
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
+    """Add the description, examples and options of the command."""
     parser.description = (
-        "Put runs side by side. Growing runs: scores, twins, parameters, FLOPs and what grew. "
-        "Training runs: returns, gains, what the policy does, the entropy of every head as a share "
-        "of the greatest, and the settings that differ."
+        "Compare runs side by side. Growing runs: scores, twins, parameters, FLOPs and what grew. "
+        "Training runs: returns, gains, behaviour, the normalised entropy of each head, and the "
+        "settings that differ."
     )
     parser.epilog = _EPILOG
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of two or more runs")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="two or more run folders of the same kind"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     parser.set_defaults(run=run, needs_no_torch=True)
 
 
@@ -150,18 +152,17 @@ class Side:
     static_flops: float | None = None
 
 
-_TOLD_COMPARE = ("slot", "blueprint", "germinated", "ended", "fate")
-"""What is told of a seed."""
+_SEED_FIELDS = ("slot", "blueprint", "germinated", "ended", "fate")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
     if len(options.runs) < 2:
-        raise UsageError("one run cannot be compared; name two or more (see `esper runs`)")
+        raise UsageError("give two or more runs to compare; `esper runs` lists them")
     kinds = {folder: _kind(folder) for folder in options.runs}
     if len(set(kinds.values())) > 1:
-        told = ", ".join(f"{folder} is of esper {kind}" for folder, kind in kinds.items())
-        raise UsageError(f"only runs of one kind compare: {told}")
+        found = ", ".join(f"{folder} is of `esper {kind}`" for folder, kind in kinds.items())
+        raise UsageError(f"only runs of the same kind can be compared: {found}")
     if kinds[options.runs[0]] == "train":
         return _compare_training(options.runs, as_json=options.json)
     sides = [read_side(folder) for folder in options.runs]
@@ -170,7 +171,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _kind(folder: str) -> str:
-    """Return which command a run is of."""
+    """Return the kind of a run: grow or train."""
     find_store(folder)
     with open_run(folder) as stored:
         return str(stored.info.kind)
@@ -182,7 +183,7 @@ def _compare_training(folders: Sequence[str], *, as_json: bool) -> int:
 
 
 def read_side(folder: str) -> Side:
-    """Return what the store of a growing run says."""
+    """Return what a growing run recorded."""
     with open_run(folder) as stored:
         info = stored.info
         history = read_history(stored)
@@ -203,7 +204,7 @@ def read_side(folder: str) -> Side:
         parameters_after=_either(info.parameters, last and last.parameters),
         flops_before=info.host_flops,
         flops_after=_either(info.flops, last and last.flops),
-        seeds=tuple({name: getattr(life, name) for name in _TOLD_COMPARE} for life in lives),
+        seeds=tuple({name: getattr(life, name) for name in _SEED_FIELDS} for life in lives),
         stacks=stacks_at_end(history, info.kept_epoch if is_over else None),
         training_flops=None if depth is None else depth.flops,
         static_flops=None if depth is None else depth.static_flops,
@@ -211,7 +212,7 @@ def read_side(folder: str) -> Side:
 
 
 def print_sides(sides: Sequence[Side]) -> None:
-    """Print runs as columns; where all agree, one look says so."""
+    """Print runs as columns."""
     table = new_table("Runs compared", ("",))
     for side in sides:
         table.add_column(safe(side.run), overflow="fold")
@@ -234,13 +235,13 @@ def print_sides(sides: Sequence[Side]) -> None:
         "what grew": lambda side: _lives(side, is_kept=True),
         "what did not stay": lambda side: _lives(side, is_kept=False),
     }
-    # What no run has is not told of any.
+    # Lines that would be empty for all runs are left out.
     if not any(side.stacks for side in sides):
         del lines["blocks awake"], lines["training FLOPs"]
     if all(side.stacks for side in sides):
         del lines["what grew"], lines["what did not stay"]
     for name, tell in lines.items():
-        # Lines of seeds are kept; whatever else a name holds is made harmless.
+        # Line breaks between seeds stay; control characters in names are escaped.
         cells = ["\n".join(safe(part).plain for part in tell(s).split("\n")) for s in sides]
         table.add_row(name, *map(Text, cells))
     out_console().print(table)
@@ -259,7 +260,7 @@ def _sizes(before: int | None, after: int | None) -> str:
 
 
 def _training(side: Side) -> str:
-    """Return what training took, where a network was deepened."""
+    """Return the training FLOPs of a deepened network."""
     if not side.training_flops or not side.static_flops:
         return "–"
     share = 100 * side.training_flops / side.static_flops
@@ -267,7 +268,7 @@ def _training(side: Side) -> str:
 
 
 def _lives(side: Side, *, is_kept: bool) -> str:
-    """Return the seeds that are part of the network, or those that are not, a line each."""
+    """Return the seeds that were kept, or those that were not, one per line."""
     told = []
     for life in side.seeds:
         is_gone = life["fate"] in ("pruned", "dropped")

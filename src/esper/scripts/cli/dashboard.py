@@ -17,38 +17,40 @@ _PORT = 8737
 
 _EPILOG = """\
 examples:
-  esper dashboard                      every run below runs/
+  esper dashboard                      all runs below runs/
   esper dashboard runs/first           one run
-  esper dashboard --port 0 --open      any free port, and a browser window
-  ssh -L 8737:localhost:8737 machine   to look at a run on another machine, served there
+  esper dashboard --port 0 --open      on any free port, in a new browser window
+  ssh -L 8737:localhost:8737 machine   forward the port of a dashboard on another machine
 """
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
+    """Add the description, examples and options of the command."""
     parser.description = (
-        "Show runs in a browser while they go on: curves, the garden, decisions, alarms. It only "
-        "reads, and listens on this machine alone unless --host says otherwise. Ctrl-C ends it."
+        "Show runs in a browser, live: curves, what grows in each slot, decisions, alarms. The "
+        "server only reads, and listens on 127.0.0.1 unless --host is given. Ctrl-C stops it."
     )
     parser.epilog = _EPILOG
     parser.add_argument(
         "where", metavar="WHERE", nargs="?", help=f"a run, or a folder of runs (default: {_ROOT})"
     )
-    parser.add_argument("--port", type=int, default=_PORT, metavar="P", help="0: any free one")
+    parser.add_argument(
+        "--port", type=int, default=_PORT, metavar="P", help="port; 0: any free one"
+    )
     parser.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="H",
-        help="where to listen; beyond this machine, as with 0.0.0.0, the address gets a token, "
-        "and whoever has it reads every run shown",
+        help="address to listen on; with any but a local one, such as 0.0.0.0, the printed address "
+        "has a token, and everybody who has it can read the runs",
     )
     parser.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a further name the page may be asked for under, such as that of a proxy; may be "
-        "given again (default: none)",
+        help="another host name that requests may use, such as that of a proxy; may be given "
+        "again (default: none)",
     )
     parser.add_argument("--open", action="store_true", help="open a browser window")
     parser.set_defaults(run=run, needs_no_torch=True)
@@ -69,10 +71,11 @@ def run(options: argparse.Namespace) -> int:
 
     def say(address: Any) -> None:
         console = err_console()
-        tell(console, f"showing {root} at {address.url} (Ctrl-C ends it)")
+        tell(console, f"showing {root} at {address.url} (Ctrl-C stops it)")
         if not address.is_local:
             tell(
-                console, "everybody who reaches this machine and has that address can read the runs"
+                console,
+                "everybody who can reach this machine and has this address can read the runs",
             )
         if options.open:
             webbrowser.open(address.url)

@@ -1,8 +1,7 @@
-"""`esper demo`: the first two minutes; a narrow network grown on data that comes along.
+"""`esper demo`: grow small networks on embedded data and compare them with static ones.
 
-It grows one network before your eyes, a few more unseen, and puts them beside their twins, which
-only wait, and beside static networks of the same final size. It prints what came of it, whatever
-that is.
+The first network is shown while it grows. Each grown network is compared with its twin, which never
+grows, and with static networks of the same final size.
 """
 
 from __future__ import annotations
@@ -33,28 +32,39 @@ TASK = "digits_narrow"
 CONTROLLER = "heuristic"
 """Who decides."""
 FIRST_SEED = 10
-"""Of the seeds that are grown; those before it had a part in the choice of the task."""
+"""Random seeds below this one were used to choose the task."""
 PICTURE = "growth.svg"
+
+_EXAMPLES = """\
+examples:
+  esper demo
+  esper demo --seeds 2 --epochs 30              a shorter one
+  esper report runs/demo                        the report of the first network again
+"""
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
+    """Add the description, examples and options of the command."""
     parser.description = (
-        f"Grow narrow networks on the embedded digits ({TASK}, {CONTROLLER}) and compare them with "
-        "twins that only wait and with static networks of the same final size."
+        f"Grow narrow networks on the embedded digits (task {TASK}, controller {CONTROLLER}) and "
+        "compare each with its twin, which never grows, and with static networks of the same final "
+        "size. Takes about two minutes on a CPU."
     )
-    parser.add_argument("--out", default="runs/demo", metavar="RUN", help="folder of the first run")
+    parser.epilog = _EXAMPLES
     parser.add_argument(
-        "--seed", type=int, default=FIRST_SEED, metavar="S", help="seed of the first run"
+        "--out", default="runs/demo", metavar="RUN", help="run folder of the first network"
     )
-    parser.add_argument("--seeds", type=int, default=5, metavar="K", help="networks that are grown")
-    parser.add_argument("--epochs", type=int, metavar="E", help="length (default: the task's)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--seed", type=int, default=FIRST_SEED, metavar="S", help="random seed of the first network"
+    )
+    parser.add_argument("--seeds", type=int, default=5, metavar="K", help="networks to grow")
+    parser.add_argument("--epochs", type=int, metavar="E", help="epochs (default: the task's)")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Grow, compare and print."""
+    """Run the command."""
     from esper.lab.proof.arm import compare, grow_once, settings_of
     from esper.lab.tasks import get_task
 

@@ -1,4 +1,4 @@
-"""`esper doctor`: versions, devices, threads, data found, and what is missing."""
+"""`esper doctor`: show versions, devices, threads, data found, and what is missing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from esper.scripts.cli.main import Parser
 from esper.scripts.cli.output import answer, out_console, safe
 from esper.utils.process import grouped, software_versions
 
+_EXAMPLES = """\
+examples:
+  esper doctor
+  esper doctor --json > doctor.json          for a bug report
+"""
+
 _EXTRAS = {
     "dash": ("starlette", "uvicorn"),
     "export": ("onnx", "onnxscript"),
@@ -22,40 +28,44 @@ _EXTRAS = {
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
-    parser.description = "Show what Esper finds on this machine and what is missing."
-    parser.add_argument(
-        "--data", metavar="PATH", help="where data files lie (default: the usual places)"
+    """Add the description, examples and options of the command."""
+    parser.description = (
+        "Show what Esper finds on this machine: versions, devices, threads and data, and the "
+        "optional packages that are missing."
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "--data", metavar="PATH", help="folder of the data files (default: see docs/data.md)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what was found."""
+    """Run the command."""
     found = examine(options.data)
     return answer(options.json, found, lambda: print_table(found))
 
 
 def print_table(found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print what was found, section by section."""
+    """Print the findings, section by section."""
     table = Table(show_header=False, title="Esper on this machine", title_justify="left")
     for section, entries in found.items():
         heading = section
-        for names, value in _told_once(entries or {"nothing": ""}):
+        for names, value in _by_value(entries or {"nothing": ""}):
             table.add_row(heading, safe(", ".join(names)), safe(value))
             heading = ""
     out_console().print(table)
 
 
-def _told_once(entries: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
-    """Return entries of which the same is to be said together, in the order of the first."""
-    told = grouped((value, name) for name, value in entries.items())
-    return [(names, value) for value, names in told.items()]
+def _by_value(entries: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
+    """Group names that have the same value."""
+    names_by_value = grouped((value, name) for name, value in entries.items())
+    return [(names, value) for value, names in names_by_value.items()]
 
 
 def examine(data: str | None) -> dict[str, dict[str, Any]]:
-    """Return everything the command shows, as plain data."""
+    """Return the findings as plain data."""
     import torch
 
     from esper.lab.tasks import TASKS, describe_task

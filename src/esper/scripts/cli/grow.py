@@ -1,4 +1,4 @@
-"""`esper grow`: train and grow one network."""
+"""`esper grow`: train one network while a controller grows it."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ from esper.utils.settings import change_settings, parse_settings
 
 _EPILOG = """\
 examples:
-  esper grow --task digits
-  esper grow --task digits --optimizer adamw --learning-rate 0.003 --out runs/adamw
-  esper grow --task digits --set growth.training.seed_warmup=2 --out runs/gently
+  esper grow --task digits --out runs/first                       embedded data, CPU, one minute
+  esper grow --task digits --controller heuristic:plateau_epochs=5
+  esper grow --task digits --optimizer adamw --learning-rate 0.003
+  esper grow --task digits --set growth.training.seed_warmup=2    any setting of docs/settings.md
   esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
   esper grow --model mynet.py:make --slots layer1,layer2 --data images.npz --out runs/mine
-  esper grow --task digits --controller heuristic:plateau_epochs=5 --out runs/patient
-  esper grow --task sources --deepen --out runs/deeper
-  esper grow --model gpt.py:make --data text.npz --deepen-start 3 --deepen-controller slope
-  esper grow --resume --out runs/first
-  esper grow --resume --epochs 80 --out runs/first
+  esper grow --resume --out runs/first                            continue after a stop
+  esper grow --resume --epochs 80 --out runs/first                train longer
   esper grow --resume --model mynet.py:make --out runs/mine
+  esper grow --task sources --deepen --out runs/deeper            wake blocks instead of seeds
+  esper grow --model gpt.py:make --data text.npz --deepen-start 3 --deepen-controller slope
 """
 
 _CONTROLLERS = (
-    "tamiyo (the learned one that comes along, for 12 epochs or more), heuristic, plateau, "
-    "periodic, random, wait, schedule:FILE, the folder of a saved policy or of a training run, or "
-    "greedy:FOLDER, which draws nothing; settings follow a colon, as in "
-    "heuristic:plateau_epochs=5,rest_epochs=2, or lie in a file, as in heuristic:tuned.json"
+    "who decides what grows: tamiyo (the shipped learned policy, for 12 epochs or more), "
+    "heuristic, plateau, periodic, random, wait (never grows), schedule:FILE, the folder of a "
+    "policy or of a training run, or greedy:FOLDER (always its most likely action); settings "
+    "follow a colon, as in heuristic:plateau_epochs=5,rest_epochs=2 or heuristic:tuned.json"
 )
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
+    """Add the description, examples and options of the command."""
     parser.description = (
-        "Train a network while a controller grows it, and compare it with its twin."
+        "Train one network while a controller grows it, and compare it with its twin: the same "
+        "network, trained on the same batches, that never grows."
     )
     parser.epilog = _EPILOG
     what = parser.add_argument_group("what to grow")
@@ -59,75 +60,76 @@ def set_up(parser: Parser) -> None:
     what.add_argument(
         "--model",
         metavar="MODULE:FACTORY",
-        help="a model of your own: a module or a .py file, and the function in it that returns the "
+        help="a model of your own: a module or .py file and the function in it that returns the "
         "model, as in mynet:make or nets/mynet.py:make",
     )
     what.add_argument(
         "--slots",
         metavar="A,B",
-        help="submodules whose output may grow, such as blocks.*, or auto for those that look "
-        "best (default: those the task or the model names, else auto)",
+        help="names of submodules whose output seeds may add to, such as blocks.*; auto chooses "
+        "them (default: those that the task or the model names, else auto)",
     )
     what.add_argument(
         "--axes",
         metavar="AXES",
-        help="axes of activations at slots where they cannot be found out: BC, BTC, TBC, BCL, BCHW "
-        "or BHWC for all, or A=BTC,B=TBC",
+        help="axes of the activations at slots where they cannot be inferred: BC, BTC, TBC, BCL, "
+        "BCHW or BHWC for all slots, or A=BTC,B=TBC",
     )
     what.add_argument(
-        "--data", metavar="PATH", help="file or folder of the data (default: the usual places)"
+        "--data",
+        metavar="PATH",
+        help="file or folder of the data (default: see docs/data.md)",
     )
-    how = parser.add_argument_group("how")
+    how = parser.add_argument_group("how to train and grow it")
     how.add_argument("--controller", metavar="C", help=f"{_CONTROLLERS} (default: tamiyo)")
-    how.add_argument("--epochs", type=int, metavar="E", help="length (default: the task's, or 60)")
-    how.add_argument("--seed", type=int, metavar="S", help="seed of the run (default: 0)")
-    how.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where (default: auto)")
+    how.add_argument("--epochs", type=int, metavar="E", help="epochs (default: the task's, or 60)")
+    how.add_argument("--seed", type=int, metavar="S", help="random seed (default: 0)")
+    how.add_argument("--device", choices=("auto", "cpu", "cuda"), help="device (default: auto)")
     how.add_argument(
         "--optimizer",
         choices=("sgd", "adamw"),
-        help="what moves the weights; adamw needs a --learning-rate of its own, such as 0.003 "
+        help="optimizer; with adamw also give --learning-rate, such as 0.003 "
         "(default: the task's, or sgd)",
     )
     how.add_argument(
         "--learning-rate",
         type=float,
         metavar="LR",
-        help="where it is highest; good ones are 0.01 to 0.2 for sgd, 0.001 to 0.005 for adamw "
+        help="peak learning rate; 0.01 to 0.2 suits sgd, 0.001 to 0.005 suits adamw "
         "(default: the task's, or 0.01)",
     )
     how.add_argument(
         "--weight-decay",
         type=float,
         metavar="W",
-        help="how much weights shrink; 0.01 to 0.1 is usual for adamw "
-        "(default: the task's, or 0.0005)",
+        help="weight decay; 0.01 to 0.1 is usual for adamw (default: the task's, or 0.0005)",
     )
     how.add_argument(
         "--schedule",
         choices=("constant", "cosine", "wsd"),
-        help="how the learning rate moves over the run: not, along a cosine, or up, level and down "
-        "(default: the task's, or constant)",
+        help="learning-rate schedule; wsd is warm-up, stable, decay (default: the task's, or "
+        "constant)",
     )
     how.add_argument(
-        "--batch-size", type=int, metavar="B", help="samples in a step (default: the task's, or 64)"
+        "--batch-size", type=int, metavar="B", help="samples per batch (default: the task's, or 64)"
     )
     how.add_argument(
         "--twin",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="also train the network that only waits (default: yes; twice the cost)",
+        help="also train the twin, at twice the cost (default: yes)",
     )
     how.add_argument(
         "--decide-every",
         type=int,
         metavar="N",
-        help="training steps that count as an epoch (default: one pass over the data)",
+        help="optimizer steps per epoch, which ends with a validation and a decision "
+        "(default: one pass over the data)",
     )
     how.add_argument(
         "--keep",
         choices=("best", "last"),
-        help="which network is the result, of the twin alike: the best validated, or the last "
-        "(default: best)",
+        help="keep the network of the best validated epoch or of the last (default: best)",
     )
     how.add_argument(
         "--patience",
@@ -140,53 +142,59 @@ def set_up(parser: Parser) -> None:
         "such as growth.training.momentum=0.8; may be given again, and with --resume "
         "(default: none)",
     )
-    depth = parser.add_argument_group("depth, instead of seeds")
+    depth = parser.add_argument_group("grow in depth instead of seeds")
     depth.add_argument(
         "--deepen",
         action="store_true",
         default=None,
-        help="let most blocks of the network sleep at first, and wake them as copies of trained "
-        "ones; no seeds grow, and no twin is trained unless asked for. More by --set: "
+        help="train only some blocks of the network at first and wake the others later as copies "
+        "of trained ones; no seeds grow, and a twin is trained only with --twin; more by --set: "
         "growth.deepen.at={0.2: 6, 0.4: 12}, .order, .stacks, .weights (default: no)",
     )
     depth.add_argument(
         "--deepen-start",
         type=int,
         metavar="N",
-        help="blocks of every stack that are awake at first (default: a quarter)",
+        help="blocks of each stack that are awake at the start (default: a quarter)",
     )
     depth.add_argument(
         "--deepen-controller",
         choices=("schedule", "plateau", "slope"),
-        help="when blocks wake: at 20 and 40 %% of the run, or as the training loss says "
-        "(default: schedule)",
+        help="when blocks wake: schedule at 20 and 40 %% of the run, plateau and slope by the "
+        "training loss (default: schedule)",
     )
-    limits = parser.add_argument_group("limits of growth (0: none, or the controller's own)")
+    limits = parser.add_argument_group(
+        "limits of growth (0: no limit, or the one that the controller was trained with)"
+    )
     limits.add_argument(
         "--max-growth",
         metavar="X",
-        help="parameters and operations as a multiple of the host's, such as 2 or 2x; takes the "
-        "place of the task's own limits (default: 0)",
+        help="parameters and FLOPs as a multiple of the host's, such as 2 or 2x; replaces the "
+        "task's own limits (default: 0)",
     )
     for name, what_is_limited in (
-        ("--max-seeds", "seeds alive or fossilized"),
-        ("--max-parameters", "trainable parameters"),
-        ("--max-added-flops", "operations that seeds add for one sample"),
+        ("--max-seeds", "seeds in the network at once, fossilized ones included"),
+        ("--max-parameters", "trainable parameters of the whole network"),
+        ("--max-added-flops", "FLOPs per sample that seeds may add"),
     ):
         limits.add_argument(name, type=int, metavar="N", help=f"{what_is_limited} (default: 0)")
     where = add_run_options(
         parser,
-        resume="continue the run in --out, or extend it by a larger --epochs, with --keep, "
-        "--patience and --set if asked for; give --model again where it had one, as no code is run "
-        "because a folder names it",
-        verbose="show every decision, and alarms that only inform",
+        resume="continue the run in --out; --epochs, --keep, --patience and --set may change it; "
+        "repeat --model, because a run folder never decides which code is run",
+        verbose="also show waits and refused decisions, why a learned controller decided so, and "
+        "informative alarms",
     )
-    where.add_argument("--export", choices=("onnx", "pt2"), help="also write the grown network")
+    where.add_argument(
+        "--export",
+        choices=("onnx", "pt2"),
+        help="also export the grown network to RUN/grown.FORMAT",
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out the command."""
+    """Run the command."""
     from esper.growth.grow import carry_out
     from esper.growth.grown import check_format
     from esper.lab.tasks.request import model_name
@@ -236,7 +244,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> Any:
-    """Return what is to be grown, or continued."""
+    """Return the request that the options describe: a new run, or one to continue."""
     from esper.lab.tasks.request import request_again
 
     settings = parse_settings(options.settings or ())
@@ -261,7 +269,7 @@ def _request(options: argparse.Namespace) -> Any:
 
 
 def resolve(options: argparse.Namespace) -> Any:
-    """Turn options into complete settings."""
+    """Return the complete settings of a new run."""
     from esper.growth.config import DEFAULT_CONTROLLER
     from esper.lab.tasks.request import GrowSettings, growth_of
 
@@ -288,7 +296,7 @@ def resolve(options: argparse.Namespace) -> Any:
 
 
 def _depth(options: argparse.Namespace) -> Any:
-    """Return how the network is deepened; None where it is not."""
+    """Return the settings of growth in depth, None without it."""
     from esper.growth.depth.rules import DeepenConfig
 
     given = chosen(options, "deepen_start", "deepen_controller")
@@ -298,19 +306,19 @@ def _depth(options: argparse.Namespace) -> Any:
 
 
 def _need_rate(options: argparse.Namespace, training: Any) -> None:
-    """Refuse to train by one optimizer at the learning rate of another."""
+    """Refuse an optimizer with the learning rate of another."""
     from esper.kasmina.training import GOOD_RATES
 
     if options.learning_rate is None:
         raise UsageError(
-            f"--optimizer {options.optimizer} needs a --learning-rate of its own "
-            f"({GOOD_RATES[options.optimizer]} are good ones); {training.learning_rate:g} is for "
-            f"{training.optimizer}"
+            f"--optimizer {options.optimizer} needs --learning-rate "
+            f"({GOOD_RATES[options.optimizer]} suits it); the task's {training.learning_rate:g} "
+            f"is for {training.optimizer}"
         )
 
 
 def _controller(spec: str) -> str:
-    """Return a controller whose file is found from wherever the run is resumed."""
+    """Return a controller whose file has an absolute path, so that any folder can resume it."""
     name, colon, argument = spec.partition(":")
     if argument and (name == "schedule" or os.path.isfile(argument)):
         return f"{name}{colon}{absolute(argument)}"
@@ -318,7 +326,7 @@ def _controller(spec: str) -> str:
 
 
 def _absolute_model(spec: str) -> str:
-    """Return a model whose file is found from wherever the run is resumed."""
+    """Return a model whose file has an absolute path, so that any folder can resume it."""
     from esper.utils.process import is_file_name
 
     module, separator, factory = spec.rpartition(":")
@@ -343,7 +351,7 @@ def _refuse_changes(options: argparse.Namespace) -> None:
 
 
 def _reasons(growth: Any, record: Any, options: argparse.Namespace) -> list[str]:
-    """Return why a learned controller decided as it did, where every decision is shown."""
+    """Return why a learned controller decided as it did, with --verbose."""
     from esper.tamiyo.controllers import LearnedController
 
     controller = growth.gardener.controller

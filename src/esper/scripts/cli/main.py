@@ -21,7 +21,7 @@ from esper.utils.process import find_module, is_debugging, keep_freed_memory
 
 
 class Formatter(argparse.HelpFormatter):
-    """Shows defaults and keeps the examples at the end of a help text as they are written."""
+    """Help formatter that shows defaults and keeps the line breaks of the examples."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
@@ -42,10 +42,10 @@ class Parser(argparse.ArgumentParser):
     """A parser whose every error is one line on standard error and exit code 2."""
 
     late_epilog: Callable[[], str] | None = None
-    """Makes the end of the help text when it is asked for, where that takes time."""
+    """Returns the epilog of the help text; for one that is slow to make."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Create a parser; abbreviated options are refused, so that names stay free to grow."""
+        """Create a parser that refuses abbreviated options, so that new ones can be added."""
         kwargs.setdefault("formatter_class", Formatter)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuse what is left over here: a command knows its own options, `esper` does not."""
+        """Refuse unknown options here, where the options of the command are known."""
         found, strays = super().parse_known_args(args, namespace)
         if strays:
             self._refuse_stray(strays[0])
@@ -74,7 +74,7 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse_stray(self, stray: str) -> NoReturn:
         if not stray.startswith("-"):
-            self.error(f"unexpected argument {stray!r}; values follow the option they are for")
+            self.error(f"unexpected argument {stray!r}; a value follows its option")
         name = stray.partition("=")[0]
         options = [option for action in self._actions for option in action.option_strings]
         self.error(f"unknown option {name!r}{nearest(name, options)}")
@@ -90,38 +90,38 @@ _DESCRIPTION = "Grow neural networks while they train."
 
 _EPILOG = """\
 examples:
-  esper demo                                    two minutes: what growing brings, and what it costs
-  esper grow --task digits --out runs/first     grow the embedded digits network
+  esper demo                                    two minutes: grown networks against static ones
+  esper grow --task digits --out runs/first     grow one network on the embedded digits
+  esper dashboard                               watch the run in a browser
   esper train digits --out runs/tamiyo          train a controller on many such networks
-  esper dashboard                               watch runs in a browser
-  esper tasks                                   what can be grown here
-  esper blueprints                              what it can be grown with
+
+`esper COMMAND --help` explains every option of a command.
 """
 
 
 VERBS = {
-    "demo": "the first two minutes: grow narrow networks on data that comes along, and compare",
-    "grow": "train and grow one network",
-    "train": "train a controller",
-    "search": "look for schedules of growth, and for settings of the heuristic",
-    "clone": "teach a policy what the best schedules of a search do",
-    "prove": "say which controller beats which, by how much, with what certainty",
-    "dashboard": "show runs in a browser, live: curves, the garden, decisions, alarms",
-    "watch": "show a run in the terminal, live or finished",
+    "demo": "grow small networks and compare them with static ones; two minutes, no data needed",
+    "grow": "train one network while a controller grows it",
+    "train": "train a controller with PPO on many networks at once",
+    "search": "search for the best fixed growth schedule and heuristic settings",
+    "clone": "train a policy to imitate the schedules that a search found",
+    "prove": "compare controllers on paired seeds, with confidence intervals and verdicts",
+    "dashboard": "show runs in a browser, live: curves, slots, decisions, alarms",
+    "watch": "show one run in the terminal, live or finished",
     "report": "write one self-contained HTML file about a run",
-    "runs": "list runs: what they are about, how far they are, and how they ended",
-    "compare": "put runs side by side: scores, twins, sizes, what grew; or two trainings",
-    "query": "ask a run's store in SQL, as a table, CSV or JSON",
-    "tasks": "list the tasks: how large, with which slots, and whether their data was found",
-    "blueprints": "list the kinds of seeds: where they fit and how large they are",
-    "bench": "measure throughput on this machine, with ratios against a reference",
+    "runs": "list runs with their state, progress and scores",
+    "compare": "compare runs side by side: scores, sizes, what grew, settings that differ",
+    "query": "run one SQL SELECT on what a run recorded",
+    "tasks": "list the tasks and families with their sizes, slots and data",
+    "blueprints": "list the blueprints of seeds with their parameters and FLOPs",
+    "bench": "measure throughput on this machine, relative to a reference",
     "doctor": "show versions, devices, threads, data found, and what is missing",
 }
-"""What every command does; each is a module of this package with that name."""
+"""What every command does in one line; each is a module of this package with that name."""
 
 
 def build_parser(arguments: Sequence[str] = ()) -> Parser:
-    """Return the parser of the command line; only the command asked for knows its options."""
+    """Return the parser of the command line, with the options of the requested command only."""
     parser = Parser(prog="esper", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"esper {__version__}")
     parser.add_argument(
@@ -129,9 +129,9 @@ def build_parser(arguments: Sequence[str] = ()) -> Parser:
         dest="plugins",
         default=argparse.SUPPRESS,
         metavar="MODULE",
-        help="import a module or a .py file first, so that the tasks, families, hosts, blueprints, "
-        "controllers and rewards it registers can be used by name; also after the command, and "
-        "several times",
+        help="module or .py file to import first; the tasks, families, hosts, blueprints, "
+        "controllers and rewards that it registers can then be used by name; may also follow the "
+        "command, and be given again",
     )
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     asked = next((word for word in arguments if not word.startswith("-")), None)
@@ -140,13 +140,13 @@ def build_parser(arguments: Sequence[str] = ()) -> Parser:
         if name == asked:
             import_module(f"esper.scripts.cli.{name}").set_up(verb)
     for choice in verbs._choices_actions:
-        # A line of the list, to which a default means nothing.
+        # The list of commands shows no defaults.
         choice.default = argparse.SUPPRESS
     return parser
 
 
 def take_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the modules that `--import` names, before or after the command, and all the rest."""
+    """Return the modules that `--import` names, and the other arguments."""
     found, rest, words = [], [], iter(arguments)
     for word in words:
         if word == "--import":
@@ -159,7 +159,7 @@ def take_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def import_plugin(name: str) -> None:
-    """Import a module by its dotted name or by the path of its file; importing it registers."""
+    """Import a plug-in by its module name or the path of its file."""
     if not name:
         raise UsageError("--import needs the name of a module or the path of a .py file")
     try:
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     _open_closed_streams()
     try:
-        # Before anything else: help texts and choices list what the modules register.
+        # First of all: help texts and choices list what plug-ins register.
         plugins, asked = take_plugins(given)
         for plugin in plugins:
             import_plugin(plugin)
@@ -203,22 +203,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("esper: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader went away (`esper tasks | head`): not a failure, and nothing left to say.
+        # The reader closed the pipe (`esper tasks | head`), which is not a failure.
         _forget_output()
         return 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        # What a run writes says so itself: this is the file that output was sent to.
+        # The disk of the file that standard output was redirected to is full.
         _forget_output()
         print(f"esper: cannot write all of the output: {error.strerror}", file=sys.stderr)
         return 1
 
 
 def _open_closed_streams() -> None:
-    """Have somewhere to write where the caller has closed standard output or standard error.
+    """Replace a closed standard output or standard error by the null device.
 
-    The work is done all the same. Else the next file that is opened would take their place.
+    Otherwise the next file that is opened would take its descriptor.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -226,7 +226,7 @@ def _open_closed_streams() -> None:
 
 
 def _forget_output() -> None:
-    """Send what is still to be written nowhere, so that the end of the process cannot fail."""
+    """Discard pending output, so that the process can exit without an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -240,7 +240,7 @@ def _complain(error: Exception, code: int) -> int:
 
 
 def _limit_threads() -> None:
-    """Use one thread: networks this small lose more to waiting than they gain."""
+    """Set the number of torch threads: one by default, which is fastest for small networks."""
     import torch
 
     wanted = os.environ.get("ESPER_THREADS", "1")
@@ -251,7 +251,7 @@ def _limit_threads() -> None:
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Within the block our own warnings are lines for users, without the place in the code."""
+    """Within the block, print warnings of Esper as one line without a source location."""
     from esper.scripts.cli.output import one_line
 
     with warnings.catch_warnings():
@@ -259,7 +259,7 @@ def _plain_warnings() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, EsperWarning):
-                # A run goes on when nobody reads what it says, as with Python's own warnings.
+                # A closed standard error must not stop a run.
                 with suppress(OSError):
                     print(one_line(f"esper: warning: {message}"), file=sys.stderr, flush=True)
             else:

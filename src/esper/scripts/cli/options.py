@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they mean."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from esper.lab.tasks.member import AnyMember
 
 
-def add_settings(group: Any, told: str) -> None:
-    """Add `--set`; `told` goes on from "any other setting"."""
+def add_settings(group: Any, example: str) -> None:
+    """Add `--set`, with an example in its help."""
     group.add_argument(
         "--set",
         action="append",
         metavar="KEY=VALUE",
         dest="settings",
-        help=f"any other setting (docs/settings.md), {told}",
+        help=f"any other setting (docs/settings.md), {example}",
     )
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is not absent."""
+    """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -59,19 +59,19 @@ def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def absolute(path: str) -> str:
-    """Return a path that means the same from wherever the run is resumed."""
+    """Return an absolute path, so that the run can be resumed from any folder."""
     return str(Path(os.path.expanduser(path)).absolute())
 
 
 def refuse_beside_resume(
     options: argparse.Namespace, names: Iterable[str], advice: str = ""
 ) -> None:
-    """Refuse what contradicts --resume: replacing the run, or changing its settings.
+    """Refuse options that contradict --resume.
 
     Args:
-        options: of the command line.
-        names: of the options that change settings.
-        advice: goes on from what is to be left out.
+        options: The parsed command line.
+        names: Options that would change settings of the run.
+        advice: Appended to the error.
     """
     if options.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
@@ -82,8 +82,7 @@ def refuse_beside_resume(
     ]
     if changed:
         raise UsageError(
-            "--resume continues with the settings of the run; leave out "
-            f"{', '.join(changed)}{advice}"
+            f"--resume keeps the settings of the run; leave out {', '.join(changed)}{advice}"
         )
 
 
@@ -91,35 +90,36 @@ _POSITIONAL = {"recipe": "RECIPE", "arms": "ARM", "search": "SEARCH"}
 
 
 def add_engine_options(parser: Parser) -> None:
-    """Describe the options."""
-    where = parser.add_argument_group("on how many machines")
+    """Add the options that choose where networks are trained."""
+    where = parser.add_argument_group("machines")
     where.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="local: this machine; ray: the actors of a Ray cluster, with the same result on CPUs "
+        help="local: this machine; ray: a Ray cluster, with the same result on CPUs "
         "(default: local)",
     )
     where.add_argument(
         "--address",
         metavar="A",
-        help="with ray: the cluster, as HOST:PORT or auto (default: one on this machine)",
+        help="with ray: address of the cluster, HOST:PORT or auto (default: start one on this "
+        "machine)",
     )
     where.add_argument(
         "--actors",
         type=int,
         metavar="N",
-        help="with ray: actors that share the networks (default: one for every GPU, or every core)",
+        help="with ray: number of actors (default: one per GPU, else one per core)",
     )
 
 
 @contextmanager
 def chosen_cluster(options: argparse.Namespace) -> Iterator[Any]:
-    """Give the cluster that was asked for, None for this machine; it ends with the block."""
+    """Yield the Ray cluster of the options, None for this machine; close it at the end."""
     if options.engine == "local":
         for name in ("address", "actors"):
             if getattr(options, name) is not None:
-                raise UsageError(f"--{name} is for a cluster; add --engine ray")
+                raise UsageError(f"--{name} is for a Ray cluster; add --engine ray")
         yield None
         return
     if options.actors is not None and options.actors < 1:
@@ -131,62 +131,60 @@ def chosen_cluster(options: argparse.Namespace) -> Iterator[Any]:
 
 
 def add_out(group: Any) -> None:
-    """Add the folder of a run that is started or continued."""
-    group.add_argument(
-        "--out", metavar="RUN", help="folder of the run (default: a new one below runs)"
-    )
+    """Add `--out`, the run folder."""
+    group.add_argument("--out", metavar="RUN", help="run folder (default: a new one below runs/)")
 
 
 def chosen_out(options: argparse.Namespace, name: str) -> str:
-    """Return the folder that was named, or a new one below `runs` that is called after `name`."""
+    """Return the folder given by --out, or a new one below `runs` named after `name`."""
     if options.out is not None:
         return str(options.out)
     for given_too in ("resume", "overwrite"):
         if getattr(options, given_too):
-            raise UsageError(f"--{given_too} needs --out RUN: which one? (see `esper runs`)")
+            raise UsageError(f"--{given_too} needs --out RUN; `esper runs` lists the runs")
     first = os.path.join("runs", os.path.basename(name))
     paths = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
     return next(path for path in paths if not os.path.lexists(path))
 
 
 def add_run_options(parser: Parser, *, resume: str, verbose: str) -> Any:
-    """Add where a run goes and how it is continued and shown; return the group for more of it."""
-    where = parser.add_argument_group("where it goes")
+    """Add the options of a run folder; return their group, to which more can be added."""
+    where = parser.add_argument_group("output")
     add_out(where)
     where.add_argument("--resume", action="store_true", help=resume)
     where.add_argument(
         "--from",
         choices=("latest", "previous"),
         dest="source",
-        help="with --resume: checkpoint to continue from (default: latest)",
+        help="with --resume: the checkpoint to continue from (default: latest)",
     )
     where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     where.add_argument(
         "--wandb",
         action="store_true",
-        help="also show curves and alarms in Weights & Biases; its own WANDB_MODE=offline keeps "
-        "them here until `wandb sync`; give it again with --resume",
+        help="also log to Weights & Biases; set WANDB_MODE=offline to upload later with "
+        "`wandb sync`; repeat it with --resume",
     )
-    where.add_argument("--json", action="store_true", help="print one JSON document")
+    where.add_argument("--json", action="store_true", help="print the result as one JSON document")
     where.add_argument("-v", "--verbose", action="store_true", help=verbose)
     return where
 
 
 def chosen_sinks(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the names of the sinks that were asked for."""
+    """Return the names of the sinks to write to."""
     from esper.nissa.sinks import DEFAULT_SINKS
 
     return (*DEFAULT_SINKS, "wandb") if options.wandb else DEFAULT_SINKS
 
 
-# ---- A search or a proof in its folder: started, continued, and never written by two at once
+# ---- The folder of a search, a clone or a proof
 
 
 C = TypeVar("C", bound=Config)
 
 
 def start(path: str | Path, config: Config, *, overwrite: bool) -> None:
-    """Make the folder and write down what was asked for."""
+    """Create the folder and write its settings."""
     kind = type(config).__name__.removesuffix("Config").lower()
     settings = {COMMAND: kind, **config.to_mapping()}
     with RunFolder(path).claim_new(settings, overwrite=overwrite) as lock:
@@ -194,11 +192,11 @@ def start(path: str | Path, config: Config, *, overwrite: bool) -> None:
 
 
 def read_config(path: str | Path, config: type[C]) -> C:
-    """Return what was asked for in a folder that is continued."""
+    """Return the settings of a folder to continue."""
     kind = config.__name__.removesuffix("Config").lower()
     settings = RunFolder(path).read_config()
     if settings.pop(COMMAND, None) != kind:
-        raise UsageError(f"{path} is no folder of `esper {kind}`; give the --out of one")
+        raise UsageError(f"{path} was not written by `esper {kind}`; give the --out of one")
     try:
         return config.from_mapping(settings)
     except ConfigError as error:
@@ -207,7 +205,7 @@ def read_config(path: str | Path, config: type[C]) -> C:
 
 @contextmanager
 def locked(path: str | Path) -> Iterator[None]:
-    """Within the block no other process writes into the folder."""
+    """Within the block, lock the folder against other processes."""
     lock = WriterLock(Path(path) / LOCK_FILE)
     lock.acquire()
     try:
@@ -216,48 +214,62 @@ def locked(path: str | Path) -> Iterator[None]:
         lock.release()
 
 
-# ---- What `esper search` and `esper prove` share: members, how they are played, and what is shown
+# ---- What search, clone and prove share: members of a family, and how they are played
 
 
 def add_options(parser: Parser, *, split: str) -> None:
-    """Describe the options that both commands have."""
-    what = parser.add_argument_group("on which members")
-    what.add_argument("--family", metavar="F", help="a family of tasks (default: digits_family)")
+    """Add the options of the three commands."""
+    what = parser.add_argument_group("members to play on")
     what.add_argument(
-        "--split", choices=("train", "select", "claim"), help=f"part of it (default: {split})"
+        "--family", metavar="F", help="a family of `esper tasks` (default: digits_family)"
     )
     what.add_argument(
-        "--members", nargs="+", metavar="TEXT", help="only members with any of these in their label"
+        "--split",
+        choices=("train", "select", "claim"),
+        help=f"split of the family (default: {split})",
     )
     what.add_argument(
-        "--count", type=int, metavar="N", help="so many of them, drawn by their family and split"
+        "--members",
+        nargs="+",
+        metavar="TEXT",
+        help="only members whose label contains one of these (default: all)",
+    )
+    what.add_argument(
+        "--count",
+        type=int,
+        metavar="N",
+        help="number of members; the same ones each time (default: all)",
     )
     what.add_argument(
         "--open-claim",
         type=int,
         metavar="N",
         dest="opening",
-        help="say that the claim members are looked at, for the first (1) or second (2) time; the "
-        "result records it",
+        help="needed for the claim split, which may be used twice: 1 for the first time, 2 for "
+        "the second; the result records it",
     )
-    what.add_argument("--list", action="store_true", help="list the members and end")
-    how = parser.add_argument_group("how")
-    how.add_argument("--horizon", type=int, metavar="E", help="epochs (default: the members')")
-    how.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where (default: auto)")
+    what.add_argument("--list", action="store_true", help="list the members and exit")
+    how = parser.add_argument_group("how to play")
+    how.add_argument(
+        "--horizon", type=int, metavar="E", help="epochs per network (default: the members')"
+    )
+    how.add_argument("--device", choices=("auto", "cpu", "cuda"), help="device (default: auto)")
     how.add_argument(
         "--rows", type=int, metavar="N", help="networks at once (default: 1024 on CUDA, 64 on CPU)"
     )
-    how.add_argument("--data", metavar="PATH", help="file or folder of the data")
+    how.add_argument(
+        "--data", metavar="PATH", help="file or folder of the data (default: see docs/data.md)"
+    )
     add_settings(how, "such as play.param_limit=3; may be given again")
-    where = parser.add_argument_group("where it goes")
-    where.add_argument("--out", metavar="RUN", help="folder of the results")
-    where.add_argument("--resume", action="store_true", help="continue what is in --out")
-    where.add_argument("--overwrite", action="store_true", help="replace what is in --out")
-    where.add_argument("--json", action="store_true", help="print one JSON document")
+    where = parser.add_argument_group("output")
+    where.add_argument("--out", metavar="RUN", help="folder of the results, needed unless --list")
+    where.add_argument("--resume", action="store_true", help="continue in --out after a stop")
+    where.add_argument("--overwrite", action="store_true", help="replace the results in --out")
+    where.add_argument("--json", action="store_true", help="print the result as one JSON document")
 
 
 def resolve(config: Any, options: argparse.Namespace) -> Any:
-    """Return a configuration with what the shared options say."""
+    """Return a configuration changed by the shared options."""
     named = {
         "members.family": options.family,
         "members.split": options.split,
@@ -274,15 +286,15 @@ def resolve(config: Any, options: argparse.Namespace) -> Any:
 
 
 def open_folder(config_class: Any, options: argparse.Namespace, make: Any) -> Any:
-    """Start or continue a folder, and return the configuration that holds there.
+    """Start or continue a folder, and return its configuration.
 
     Args:
-        config_class: what the command is configured by.
-        options: of the command line.
-        make: returns a configuration from the options.
+        config_class: Class of the configuration.
+        options: The parsed command line.
+        make: Returns a configuration from the options.
     """
     if not options.out:
-        raise UsageError("--out is missing; give a folder for the results")
+        raise UsageError("--out is missing; give a folder for the results, as in --out runs/mine")
     if not options.resume:
         config = make(options)
         config.members.find(config.opening)
@@ -300,7 +312,7 @@ def print_members(
     arms: dict[str, str],
     benchmarks: dict[str, dict[str, Any]] | None = None,
 ) -> int:
-    """List the members that would be played, what can be played on them, and the benchmarks."""
+    """Print members, arms and benchmarks."""
     if as_json:
         found = {"members": [member.label for member in members], "arms": arms}
         print_json(found | ({} if benchmarks is None else {"benchmarks": benchmarks}))
@@ -332,15 +344,15 @@ def print_members(
 
 
 class PlayView(LiveView):
-    """Shows how far the playing is; use it as a context manager."""
+    """Progress of search, clone and prove; use it as a context manager."""
 
     def __init__(self, console: Console, title: str) -> None:
-        """Show what is running; how much there is to do comes with the first epoch."""
+        """Show the title; the total is known after the first epoch."""
         counter = TextColumn("{task.fields[where]}", markup=False)
         super().__init__(console, counter, title=title, total=1.0, done=0.0, where="")
 
     def show(self, progress: Progress) -> None:
-        """Take over one epoch of some networks."""
+        """Show one epoch of some networks."""
         self._progress.update(
             self._bar,
             total=progress.total,

@@ -1,4 +1,4 @@
-"""`esper prove`: say which controller beats which, by how much and with what certainty."""
+"""`esper prove`: compare controllers on paired seeds, with statistics and verdicts."""
 
 from __future__ import annotations
 
@@ -36,41 +36,42 @@ from esper.utils.settings import change_settings
 
 _EXAMPLES = """\
 examples:
-  esper prove --quick --out runs/quick                  tamiyo against five controls, here
+  esper prove --quick --out runs/quick                  tamiyo against five controls, in minutes
   esper prove runs/tamiyo wait random periodic plateau heuristic:runs/search/heuristic.json \\
       schedule:runs/search/schedule.json contextual:runs/search/contextual.json static \\
       scratch:tamiyo --family image16_family --split select --out runs/proof
   esper prove patient=heuristic:plateau_epochs=9 heuristic wait --out runs/patience
-  esper prove --resume --out runs/proof                 go on where it stopped
+  esper prove --resume --out runs/proof                 continue after a stop
   esper prove --list --family image16_family            members, arms, benchmarks and their scores
   esper prove runs/tamiyo --benchmark digits-v1 --out runs/entry     an entry, ranked
 """
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
+    """Add the description, examples and options of the command."""
     parser.description = (
-        "Play arms on members of a family with paired seeds, under one limit of parameters and "
-        "operations for all, and judge the first arm against every other: it beats, ties or loses."
+        "Compare controllers, here called arms, on a family of tasks. All arms play the same seeds "
+        "under the same limits of parameters and FLOPs, and the verdict on the first arm against "
+        "each other one is beats, ties or loses."
     )
     parser.late_epilog = _epilog
     parser.add_argument(
         "arms",
         nargs="*",
         metavar="ARM",
-        help="what is played, as SPEC or NAME=SPEC; the first is judged (default: tamiyo, wait, "
-        "random, periodic, plateau, heuristic)",
+        help="controllers to compare, as SPEC or NAME=SPEC; the first is judged against the "
+        "others (default: tamiyo, wait, random, periodic, plateau, heuristic)",
     )
     parser.add_argument(
         "--benchmark",
         metavar="NAME",
-        help="play the named public benchmark: ARM, if any, against all controls (default: none)",
+        help="play a public benchmark: at most one ARM against its controls (default: none)",
     )
-    parser.add_argument("--seeds", type=int, metavar="N", help="seeds on a member (default: 8)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds per member (default: 8)")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="digits, 8 members, 3 seeds, 40 epochs: minutes on two cores",
+        help="8 members of digits, 3 seeds, 40 epochs: minutes on two cores",
     )
     add_options(parser, split="select")
     add_engine_options(parser)
@@ -78,7 +79,7 @@ def set_up(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out the command."""
+    """Run the command."""
     from esper.lab.proof.arm import KINDS
     from esper.lab.proof.play import Player
     from esper.lab.proof.prove import Proof, ProveConfig, describe_benchmarks, publishable
@@ -113,39 +114,39 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make(options: argparse.Namespace) -> Any:
-    """Turn options into a configuration."""
+    """Return the configuration of the options."""
     from esper.lab.proof.prove import ProveConfig, check_entry, get_benchmark
 
     if options.benchmark:
         if len(options.arms) > 1 or options.quick:
-            raise UsageError("a benchmark is one entry against its controls; name one ARM at most")
+            raise UsageError("--benchmark takes at most one ARM and no --quick; leave out the rest")
         entry = _absolute(options.arms[0]) if options.arms else None
         config = resolve(get_benchmark(options.benchmark).config(entry), options)
         if options.seeds is not None:
             config = config.replace(seeds=options.seeds)
         check_entry(config)
         return config
-    # With fewer members no verdict could survive the correction for four controls.
+    # With fewer members no verdict survives the correction for multiple comparisons.
     quick = {"seeds": 3, "members.count": 8, "play.horizon": 40} if options.quick else {}
-    # Files are named so that a run can be continued from anywhere.
+    # Paths are absolute, so that the run can be continued from any folder.
     arms = [_absolute(text) for text in options.arms]
     named = given({"arms": arms or None, "seeds": options.seeds})
     return resolve(change_settings(ProveConfig(), {**quick, **named}), options)
 
 
 def _absolute(text: str) -> str:
-    """Return an arm whose file, if it names one, is meant from wherever."""
+    """Return an arm whose file, if it names one, has an absolute path."""
     from esper.lab.proof.arm import SCRATCH
 
     head, colon, tail = text.rpartition(":") if ":" in text else ("", "", text)
     if head.rpartition("=")[2] == SCRATCH:
-        return text  # It names another arm, be there a folder of that name or not.
+        return text  # It names another arm, even where a folder has that name.
     path = Path(tail).expanduser()
     return f"{head}{colon}{path.absolute()}" if path.exists() else text
 
 
 def print_verdicts(found: dict[str, Any], folder: Any) -> None:
-    """Print what may be said, and the arms in a table."""
+    """Print the verdicts and a table of the arms."""
     console = out_console()
     styles = {"beats": "green", "ties": "yellow", "loses": "red"}
     for comparison, line in zip(found["comparisons"], found["verdicts"], strict=True):

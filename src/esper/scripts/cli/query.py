@@ -1,4 +1,4 @@
-"""`esper query`: read-only SQL over what a run has recorded."""
+"""`esper query`: read-only SQL on what a run recorded."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ _CELL = 200
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
-    parser.description = "Answer one SELECT over the store of a run. Nothing can be changed by it."
+    """Add the description, examples and options of the command."""
+    parser.description = (
+        "Run one SQL SELECT on the database of a run and print the rows. Nothing can be changed."
+    )
     parser.epilog = _EPILOG
-    parser.add_argument("where", metavar="RUN", help="folder of the run")
-    parser.add_argument("sql", metavar="SQL", help="one SELECT")
+    parser.add_argument("where", metavar="RUN", help="run folder")
+    parser.add_argument("sql", metavar="SQL", help="one SELECT statement, in quotes")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON document")
+    form.add_argument("--json", action="store_true", help="print the result as one JSON document")
     form.add_argument("--csv", action="store_true", help="print CSV with a header")
     parser.add_argument(
         "--limit",
@@ -49,13 +51,13 @@ def set_up(parser: Parser) -> None:
         help=f"most rows to print (default: {_TABLE_ROWS} in a table, all in CSV and JSON)",
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="S", default=60.0, help="seconds to spend, 0 without end"
+        "--timeout", type=float, metavar="S", default=60.0, help="time limit in seconds; 0: none"
     )
     parser.set_defaults(run=run, needs_no_torch=True)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the answer."""
+    """Run the command."""
     if options.limit is not None and options.limit < 0:
         raise UsageError(f"--limit must be 0 or more, got {options.limit}")
     if not options.timeout >= 0:
@@ -77,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_csv(path: Any, sql: str, limit: int | None, timeout_s: float | None) -> None:
-    # A file gets exactly what was recorded; a terminal must not be steered by it.
+    # A file gets exactly what was recorded; for a terminal control characters are escaped.
     shown = (lambda text: safe(text).plain) if sys.stdout.isatty() else str
     writer = csv.writer(sys.stdout, lineterminator="\n")
     with stream_query(path, sql, timeout_s=timeout_s, is_wanted=somebody_reads) as (columns, rows):
@@ -95,7 +97,7 @@ def _print_csv(path: Any, sql: str, limit: int | None, timeout_s: float | None) 
 
 
 def _print_json(path: Any, sql: str, limit: int | None, timeout_s: float | None) -> None:
-    """Print rows as they come: an answer may be larger than memory."""
+    """Print rows one at a time: the result may be larger than memory."""
     with stream_query(path, sql, timeout_s=timeout_s, is_wanted=somebody_reads) as (columns, rows):
         count, is_truncated = 0, False
         for row in rows:
@@ -112,7 +114,7 @@ def _print_json(path: Any, sql: str, limit: int | None, timeout_s: float | None)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows as a table, or one below the other when there are many columns."""
+    """Print rows as one table, or with many columns as one table per row."""
     console = out_console()
     if len(columns) > _WIDE:
         for number, row in enumerate(rows, start=1):

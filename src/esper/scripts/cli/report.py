@@ -1,4 +1,4 @@
-"""`esper report`: one HTML file about a run, from its store alone."""
+"""`esper report`: write one HTML file about a run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from esper.scripts.cli.output import answer, find_store, out_console, tell
 
 _EPILOG = """\
 examples:
-  esper report runs/first
+  esper report runs/first                     writes runs/first/report.html
   esper report runs/first --out first.html
 """
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
-    parser.description = "Write a report of a run that is finished, going on, or was stopped."
+    """Add the description, examples and options of the command."""
+    parser.description = (
+        "Write the report of a run, finished or not, as one HTML file that needs no network."
+    )
     parser.epilog = _EPILOG
-    parser.add_argument("where", metavar="RUN", help="folder of the run")
+    parser.add_argument("where", metavar="RUN", help="run folder")
     parser.add_argument("--out", metavar="FILE", help="file to write (default: RUN/report.html)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     parser.set_defaults(run=run, needs_no_torch=True)
 
 

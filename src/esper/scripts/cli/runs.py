@@ -1,4 +1,4 @@
-"""`esper runs`: which runs there are, and how they stand."""
+"""`esper runs`: list runs with their state, progress and scores."""
 
 from __future__ import annotations
 
@@ -18,24 +18,30 @@ from esper.scripts.cli.output import err_console, new_table, out_console, points
 
 _ROOT = "runs"
 
+_EXAMPLES = """\
+examples:
+  esper runs
+  esper runs --root /mnt/experiments --json
+"""
+
 _VALIDATION = ("val\nscore", "val\ngain")
 _TEST = ("test\nscore", "test\ngain")
 _STYLES = {"running": "cyan", "interrupted": "yellow", "finished": "green", "damaged": "red"}
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
+    """Add the description, examples and options of the command."""
     parser.description = (
-        "List the runs below a folder, searches, clones and proofs among them, the one written "
-        "last first."
+        "List the runs below a folder, including searches, clones and proofs, newest first."
     )
-    parser.add_argument("--root", metavar="DIR", help=f"folder to look in (default: {_ROOT})")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.epilog = _EXAMPLES
+    parser.add_argument("--root", metavar="DIR", help=f"folder to search (default: {_ROOT})")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     parser.set_defaults(run=run, needs_no_torch=True)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table."""
+    """Run the command."""
     root = Path(_ROOT if options.root is None else options.root)
     is_missing = options.root is None and not os.path.isdir(root)
     entries = [] if is_missing else find_runs(root)

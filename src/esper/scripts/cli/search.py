@@ -1,4 +1,4 @@
-"""`esper search`: look for schedules and settings by successive halving."""
+"""`esper search`: search schedules and settings by successive halving."""
 
 from __future__ import annotations
 
@@ -28,58 +28,68 @@ _EPILOG = """\
 examples:
   esper search --family image16_family --count 24 --out runs/search       64 plans, then 16, then 4
   esper search --rungs 16x2 4x4 --heuristics 4 --count 3 --out runs/small
-  esper search --resume --out runs/search                                 go on where it stopped
+  esper search --resume --out runs/search                                 continue after a stop
 
-what it writes into the folder:
-  results.jsonl    every network: errors, sizes, what it grew
-  plans.json       the schedules that were tried, where some were bred
-  ratios.jsonl     log ratios of errors over waiting, by member, plan and seed
+files in the folder:
   schedule.json    the best single schedule        esper grow --controller schedule:FILE
-  privileged.json  the best schedule per member    esper prove ... privileged:FILE
-  lessons.json     a schedule for every train member of the family    esper clone FOLDER
-  contextual.json  schedules by task descriptors   esper prove ... contextual:FILE
   heuristic.json   the heuristic's best settings   esper grow --controller heuristic:FILE
-  summary.json     all of it in short
+  privileged.json  the best schedule per member    esper prove ... privileged:FILE
+  contextual.json  schedules by task descriptors   esper prove ... contextual:FILE
+  lessons.json     a schedule for every train member of the family    esper clone FOLDER
+  summary.json     the results in short
+  results.jsonl    every network: errors, sizes, what it grew
+  plans.json       the schedules that were tried, with --children
+  ratios.jsonl     log ratios of errors against the wait controller, by member, plan and seed
 """
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
+    """Add the description, examples and options of the command."""
     parser.description = (
-        "Search schedules of growth and settings of the heuristic: all of them play a few seeds on "
-        "every member, the better ones more. Every network lives within the same limits, and is "
-        "compared with the waiting network of the same seed."
+        "Search for the best fixed growth schedule and the best settings of the heuristic, by "
+        "successive halving: every plan plays a few seeds on every member, the better plans play "
+        "more. Each network is compared with the one of the same seed that never grows."
     )
     parser.epilog = _EPILOG
-    what = parser.add_argument_group("what is searched")
+    what = parser.add_argument_group("what to search")
     what.add_argument(
         "--rungs",
         nargs="+",
         metavar="PxS",
-        help="plans x seeds on every member, rung by rung (default: 64x2 16x8 4x32)",
+        help="plans x seeds on every member, one pair per rung (default: 64x2 16x8 4x32)",
     )
     what.add_argument(
         "--children",
         nargs="+",
         type=int,
         metavar="N",
-        help="plans bred from the best of the first rung, generation by generation (default: none)",
+        help="plans to breed from the best of the first rung, one number per generation "
+        "(default: none)",
     )
     what.add_argument(
-        "--heuristics", type=int, metavar="N", help="settings of the heuristic (default: 16)"
+        "--heuristics",
+        type=int,
+        metavar="N",
+        help="settings of the heuristic to try (default: 16)",
     )
-    what.add_argument("--seed", type=int, metavar="S", help="names the plans (default: 0)")
+    what.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="random seed that the plans are drawn with (default: 0)",
+    )
     what.add_argument(
         "--choose-by",
         choices=("val", "test"),
-        help="errors that decide (default: val; test only where nothing is claimed)",
+        help="rank plans by validation or test error; test only where no claim follows "
+        "(default: val)",
     )
     add_options(parser, split="train")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out the command."""
+    """Run the command."""
     from pathlib import Path
 
     from esper.lab.proof.play import Player
@@ -95,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
     with locked(options.out), stop_signals() as stopped:
         view = PlayView(err_console(), f"searching on {len(members)} members")
         player = Player(config.play, view.show, lambda: bool(stopped))
-        # What was found on some train members says what to teach on all of them.
+        # The plans found on some train members become lessons for all of them.
         taught = config.members.replace(labels=(), count=0).find(config.opening)
         search = Search(config, members, Path(options.out), player, taught)
         with view:
@@ -107,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make(options: argparse.Namespace) -> Any:
-    """Turn options into a configuration."""
+    """Return the configuration of the options."""
     from esper.lab.proof.search import SearchConfig
     from esper.utils.settings import change_settings
 
@@ -116,7 +126,7 @@ def make(options: argparse.Namespace) -> Any:
 
 
 def print_summary(found: dict[str, Any]) -> None:
-    """Print what was found."""
+    """Print the best schedules and settings."""
     console, best = out_console(), found["best_single"]
     tell(
         console,

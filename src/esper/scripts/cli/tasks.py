@@ -1,4 +1,4 @@
-"""`esper tasks`: what can be grown here, and what controllers can be trained on."""
+"""`esper tasks`: list the tasks and families."""
 
 from __future__ import annotations
 
@@ -19,24 +19,33 @@ if TYPE_CHECKING:
 _SPLITS: tuple[FamilySplit, ...] = ("train", "select", "claim")
 
 
+_EXAMPLES = """\
+examples:
+  esper tasks
+  esper tasks --family digits_family
+  esper grow --task digits                 grow the host of a task
+"""
+
+
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
+    """Add the description, examples and options of the command."""
     parser.description = (
-        "List what can be grown: each task is a data set with a host network, each family a kind "
-        "of task whose members differ."
+        "List the tasks, each a data set with a host network, and the families, each a set of "
+        "tasks that differ in size, data or training."
+    )
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "--family", metavar="NAME", help="list the axes and members of one family instead"
     )
     parser.add_argument(
-        "--family", metavar="NAME", help="list the axes and members of a family instead"
+        "--data", metavar="PATH", help="folder of the data files (default: see docs/data.md)"
     )
-    parser.add_argument(
-        "--data", metavar="PATH", help="where data files lie (default: the usual places)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the tables."""
+    """Run the command."""
     from esper.lab.tasks import FAMILIES, TASKS, describe_task, get_family
 
     if options.family is not None:
@@ -55,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_tasks(console: Console, rows: list[dict[str, Any]]) -> None:
-    """Print what one chooses a task by; `--json` has the rest."""
+    """Print the main facts of each task; `--json` has the others."""
     from esper.lab.tasks.task import EMBEDDED
 
     columns = ("task", "parameters", "slots", "data", "what it is")
@@ -101,7 +110,7 @@ def _print_family(console: Console, family: Family) -> None:
 
 
 def _values(axis: str, values: tuple[object, ...]) -> str:
-    """Return the values of an axis; no classes, and no number of images, are all of them."""
+    """Return the values of an axis; an absent number of classes or images means all."""
     has_all = axis in ("classes", "train_size")
     return ", ".join("all" if has_all and not value else str(value) for value in values)
 

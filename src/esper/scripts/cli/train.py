@@ -39,53 +39,54 @@ examples:
   esper train digits --out runs/digits                   the embedded digits, 60 decisions
   esper train digits --set ppo.clip=0.1 --out runs/clip  the same with one setting changed
   esper train runs/digits/config.yaml --seed 1 --out runs/again
-  esper train --resume --out runs/digits                 go on exactly where it stopped
-  esper train cifar --engine ray --address auto --out runs/cifar    on all GPUs of a Ray cluster
+  esper train --resume --out runs/digits                 continue exactly where it stopped
   esper train --resume --set ppo.entropy_coef=0.1 --reset-heads blueprint,tempo --out runs/digits
-  esper grow --task digits --controller runs/digits --out runs/grown    use what was learned
+  esper train cifar --engine ray --address auto --out runs/cifar    on all GPUs of a Ray cluster
+  esper grow --task digits --controller runs/digits --out runs/grown    use the trained policy
 """
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
+    """Add the description, examples and options of the command."""
     parser.description = (
-        "Train a controller with PPO: rounds of episodes on many networks at once, then one update."
+        "Train a controller with PPO. Each round grows many networks at once, one episode each, "
+        "and then updates the policy."
     )
     parser.late_epilog = _epilog
     parser.add_argument(
         "recipe",
         metavar="RECIPE",
         nargs="?",
-        help="one of those below, or the config.yaml of a run (default: digits)",
+        help="a recipe of the list below, or the config.yaml of a run (default: digits)",
     )
     what = parser.add_argument_group("what to train on")
-    for name, kind, metavar, told in (
+    for name, kind, metavar, meaning in (
         ("--task", str, "T", "a task of `esper tasks`, or several: A,B"),
         ("--data", str, "PATH", "file or folder of the data"),
-        ("--rounds", int, "R", "rounds of episodes and updates"),
-        ("--envs", int, "N", "networks side by side"),
-        ("--episode-length", int, "L", "decisions in an episode"),
-        ("--seed", int, "S", "seed of the whole run"),
+        ("--rounds", int, "R", "rounds of training"),
+        ("--envs", int, "N", "networks per round"),
+        ("--episode-length", int, "L", "decisions per episode"),
+        ("--seed", int, "S", "random seed"),
     ):
-        what.add_argument(name, type=kind, metavar=metavar, help=f"{told} {_RECIPES}")
-    what.add_argument("--device", choices=("auto", "cpu", "cuda"), help=f"where it runs {_RECIPES}")
+        what.add_argument(name, type=kind, metavar=metavar, help=f"{meaning} {_RECIPES}")
+    what.add_argument("--device", choices=("auto", "cpu", "cuda"), help=f"device {_RECIPES}")
     add_settings(what, "such as ppo.clip=0.1; may be given again (default: none)")
     add_engine_options(parser)
     where = add_run_options(
         parser,
-        resume="continue the run in --out, with --set if asked for",
-        verbose="show every round and alarm",
+        resume="continue the run in --out; --set and --reset-heads may change it",
+        verbose="show every round and every alarm",
     )
     where.add_argument(
         "--reset-heads",
         metavar="H,H",
-        help="with --resume: heads that start afresh, such as blueprint,tempo (default: none)",
+        help="with --resume: heads to initialise again, such as blueprint,tempo (default: none)",
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out the command."""
+    """Run the command."""
     from esper.nissa.folder import TRAINING, resume_command
     from esper.nissa.recorded import stop_signals
     from esper.scripts.cli.output import AlarmRelay
@@ -95,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     request = None if options.resume else resolve(options)
     options.out = chosen_out(options, "" if request is None else request.recipe)
     alarms = AlarmRelay()
-    # From here on: what comes while it opens is heeded after the first step, which can be saved.
+    # A signal that arrives while the run opens takes effect after the first step, which is saved.
     with (
         stop_signals() as stopped,
         chosen_cluster(options) as cluster,
@@ -124,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _open(options: argparse.Namespace, request: Any, on_alarm: Any, cluster: Any) -> Any:
-    """Start the run that is asked for, or continue one."""
+    """Start a new run, or open one to continue."""
     from esper.simic.training.recorded import resume_training, start_training
 
     if request is not None:
@@ -152,7 +153,7 @@ def _open(options: argparse.Namespace, request: Any, on_alarm: Any, cluster: Any
 
 
 def resolve(options: argparse.Namespace) -> Any:
-    """Turn options into a complete configuration."""
+    """Return the complete configuration of a new run."""
     from esper.simic.training.train import DEFAULT_RECIPE, resolve_recipe
 
     named = {

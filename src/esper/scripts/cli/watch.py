@@ -24,27 +24,27 @@ _SPARKS = 40
 
 _EPILOG = """\
 examples:
-  esper watch runs/first              until it ends; Ctrl-C stops watching, never the run
-  esper watch runs/first --every 30   look twice a minute
+  esper watch runs/first              until it ends; Ctrl-C stops watching, not the run
+  esper watch runs/first --every 30   update twice a minute
 """
 
 
 def set_up(parser: Parser) -> None:
-    """Describe the verb and its options."""
+    """Add the description, examples and options of the command."""
     parser.description = (
-        "Show a run in the terminal: a growing network with its slots or blocks, or a controller "
-        "in training round by round. Follows a run that is under way until it ends."
+        "Show a run in the terminal until it ends: the slots or blocks of a growing network, or "
+        "the rounds of a controller in training."
     )
     parser.epilog = _EPILOG
-    parser.add_argument("where", metavar="RUN", help="folder of the run")
+    parser.add_argument("where", metavar="RUN", help="run folder")
     parser.add_argument(
-        "--every", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)"
+        "--every", type=float, default=1.0, metavar="S", help="seconds between updates (default: 1)"
     )
     parser.set_defaults(run=run, needs_no_torch=True)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Follow the run to its end, and say how it ended."""
+    """Follow the run to its end."""
     if not options.every > 0:
         raise UsageError(f"--every must be more than 0 seconds, got {options.every}")
     find_store(options.where)
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     with _view_of(entry, console) as view:
         while True:
             with open_run(folder) as stored:
-                # Asked before the look, so that the last look comes after the last write.
+                # Read before the update, so that the last update comes after the last write.
                 entry = stored.entry
                 view.update(stored)
             if entry.state != "running":
@@ -92,12 +92,12 @@ def _ending(entry: RunEntry) -> str:
 
 
 class _StoredGrowth(GrowthView):
-    """Shows the epochs of a store, each once."""
+    """Shows each epoch of a store once."""
 
     _seen = 0
 
     def update(self, run: StoredRun) -> None:
-        """Take over new epochs and alarms."""
+        """Show new epochs and alarms."""
         for record in read_history(run):
             if record.epoch > self._seen:
                 self._seen = record.epoch
@@ -116,7 +116,7 @@ class _RoundsView(LiveView):
         self._rounds: list[RoundRow] = []
 
     def update(self, run: StoredRun) -> None:
-        """Take over new rounds."""
+        """Show new rounds."""
         seen = self._rounds[-1].round if self._rounds else -1
         for row in run.records("rounds", where="round > ?", parameters=[seen]):
             assert isinstance(row, RoundRow)
