@@ -146,6 +146,11 @@ def findings(name: str, *records: Row, run: RunRow = RUN) -> list[Finding]:
     return [each for each in found if each is not None]
 
 
+def as_levels(severity: str | None, subject: str | None = None) -> dict[str | None, str]:
+    """Return the levels of one finding with this severity, or of none."""
+    return {} if severity is None else {subject: severity}
+
+
 def levels(name: str, *records: Row, run: RunRow = RUN) -> dict[str | None, str]:
     """Return the severity of what one monitor finds, by subject."""
     return {found.subject: found.severity for found in findings(name, *records, run=run)}

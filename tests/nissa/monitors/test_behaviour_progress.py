@@ -2,24 +2,38 @@ from __future__ import annotations
 
 import pytest
 
-from esper.nissa.monitors.behaviour import check_degradation, find_trend, trace_reasons
 from esper.nissa.schema import EpochRow
 from esper.nissa.schema_runs import RunRow
-from tests.nissa.monitors.series_of import healthy_epochs, healthy_round, levels
+from tests.nissa.monitors.series_of import (
+    as_levels,
+    findings,
+    healthy_epochs,
+    healthy_round,
+    levels,
+)
 
 GROWING = RunRow(kind="grow")
 
 
-def test_a_controller_that_became_worse() -> None:
-    steady = [80.0] * 10
-    assert check_degradation([*steady, 72.0], 0.5) is None
-    assert check_degradation([*steady, 71.9], 0.5) is not None
-    assert check_degradation([*steady, 10.0], 0.05) is None
-    assert check_degradation([*steady, 10.0], None) is not None
-    assert check_degradation([80.0] * 9 + [10.0], 0.5) is None
-    # Negative losses are scores as well.
-    assert check_degradation([-2.0] * 10 + [-2.1], 0.5) is None
-    assert check_degradation([-2.0] * 10 + [-2.3], 0.5) is not None
+@pytest.mark.parametrize(
+    ("scores", "planned", "is_found"),
+    [
+        ([80.0] * 10 + [72.0], 22, False),
+        ([80.0] * 10 + [71.9], 22, True),
+        ([80.0] * 10 + [10.0], 220, False),
+        ([80.0] * 10 + [10.0], None, True),
+        ([80.0] * 9 + [10.0], 22, False),
+        # Negative losses are scores as well.
+        ([-2.0] * 10 + [-2.1], 22, False),
+        ([-2.0] * 10 + [-2.3], 22, True),
+    ],
+)
+def test_a_controller_that_became_worse(
+    scores: list[float], planned: int | None, is_found: bool
+) -> None:
+    rows = [healthy_round(number, score_mean=score) for number, score in enumerate(scores)]
+    found = levels("performance_degradation", *rows, run=RunRow(kind="train", rounds=planned))
+    assert found == as_levels("warning" if is_found else None)
 
 
 @pytest.mark.parametrize(
@@ -35,9 +49,10 @@ def test_a_controller_that_became_worse() -> None:
     ],
 )
 def test_trends(change: float, kind: str | None) -> None:
-    found = find_trend([50.0] * 10 + [50.0 + change])
-    assert (found[0] if found else None) == kind
-    assert find_trend([50.0] * 9 + [50.0 + change]) is None
+    rows = [healthy_round(number, score_rolling=50.0) for number in range(10)]
+    newest = healthy_round(10, score_rolling=50.0 + change)
+    assert list(levels("trend", *rows, newest)) == ([kind] if kind else [])
+    assert levels("trend", *rows[1:], newest) == {}
 
 
 def test_the_monitors_read_the_rounds() -> None:
@@ -50,16 +65,29 @@ def test_the_monitors_read_the_rounds() -> None:
     assert levels("trend", *rounds, same) == {"plateau": "info"}
 
 
-def test_reasons_to_look_closely() -> None:
-    assert trace_reasons([1.0] * 5, [80.0] * 5) == {}
-    found = trace_reasons([1.0] * 4 + [2.1], [80.0] * 4 + [75.0])
-    assert set(found) == {"loss_spike", "score_drop"}
-    assert found["loss_spike"] == (2.1, 2.0)
-    # Too little is known at the start, and losses may fall as fast as they like.
-    assert trace_reasons([1.0, 5.0], [50.0, 60.0]) == {}
-    assert trace_reasons([5.0, 1.0, 0.5, 0.2], [10.0, 60.0, 70.0, 80.0]) == {}
-    assert trace_reasons([], []) == {}
-    assert trace_reasons([-1.0] * 5, [1.0] * 5) == {}
+@pytest.mark.parametrize(
+    ("losses", "scores", "subjects"),
+    [
+        ([1.0] * 5, [80.0] * 5, []),
+        ([1.0] * 4 + [2.1], [80.0] * 4 + [75.0], ["loss_spike", "score_drop"]),
+        # Too little is known at the start, and losses may fall as fast as they like.
+        ([1.0, 5.0], [50.0, 60.0], []),
+        ([5.0, 1.0, 0.5, 0.2], [10.0, 60.0, 70.0, 80.0], []),
+        ([None], [None], []),
+        ([-1.0] * 5, [1.0] * 5, []),
+    ],
+)
+def test_sudden_changes(
+    losses: list[float | None], scores: list[float | None], subjects: list[str]
+) -> None:
+    rows = [
+        EpochRow(step=step, val_loss=loss, val_score=score)
+        for step, (loss, score) in enumerate(zip(losses, scores, strict=True))
+    ]
+    found = findings("sudden_change", *rows, run=GROWING)
+    assert [one.subject for one in found] == subjects
+    if found:
+        assert (found[0].value, found[0].threshold) == (2.1, 2.0)
 
 
 def test_epochs_of_one_network_are_watched_and_those_of_many_are_not() -> None:

@@ -4,42 +4,30 @@ from typing import Any
 
 import pytest
 
-from esper.nissa.monitors.critic import (
-    check_advantage_bias,
-    check_explained_variance,
-    check_q_sensitivity,
-    check_shape,
-    check_value_after_germination,
-    check_value_collapse,
-    check_value_loss_by_op,
-    explained_variance_limit,
-)
 from esper.nissa.schema_runs import RunRow
-from tests.nissa.monitors.series_of import ROUNDS, healthy_update, levels
+from tests.nissa.monitors.series_of import ROUNDS, as_levels, findings, healthy_update, levels
 
 
 @pytest.mark.parametrize(
-    ("progress", "limit"),
-    [(0.0, -0.5), (0.1, -0.5), (0.11, -0.2), (0.25, -0.2), (0.5, 0.0), (0.75, 0.0), (0.76, 0.1)],
+    ("rounds", "limit"),
+    [(15, -0.5), (20, -0.5), (21, -0.2), (50, -0.2), (100, 0.0), (150, 0.0), (152, 0.1)],
 )
-def test_more_is_asked_of_the_critic_as_the_run_goes_on(progress: float, limit: float) -> None:
-    assert explained_variance_limit(progress) == limit
-    assert check_explained_variance(limit, progress, 1.0, False) is None
-    found = check_explained_variance(limit - 0.01, progress, 1.0, False)
-    assert found is not None
-    assert (found.severity, found.threshold) == ("warning", limit)
+def test_more_is_asked_of_the_critic_as_the_run_goes_on(rounds: int, limit: float) -> None:
+    run = RunRow(kind="train", rounds=200)
+    for value, expected in ((limit, []), (limit - 0.01, [("warning", limit)])):
+        update = healthy_update(rounds - 1, explained_variance=value)
+        found = findings("explained_variance", update, run=run)
+        assert [(one.severity, one.threshold) for one in found] == expected
 
 
 def test_returns_that_do_not_vary_leave_nothing_to_explain() -> None:
-    found = check_explained_variance(-5.0, 0.9, 1e-4, True)
-    assert found is not None
-    assert (found.severity, found.subject) == ("info", "low_variance")
-    assert check_explained_variance(None, 0.9, 1.0, None) is None
     flagged = healthy_update(ROUNDS - 1, explained_variance=-5.0, low_variance=True)
     assert levels("explained_variance", flagged) == {"low_variance": "info"}
-    denied = check_explained_variance(-5.0, 0.9, 1e-4, low_variance=False)
-    assert denied is not None
-    assert denied.severity == "warning"
+    unmeasured = healthy_update(ROUNDS - 1, explained_variance=None)
+    assert levels("explained_variance", unmeasured) == {}
+    tiny = {"return_std": 1e-4, "low_variance": False}
+    denied = healthy_update(ROUNDS - 1, explained_variance=-5.0, **tiny)
+    assert levels("explained_variance", denied) == {None: "warning"}
 
 
 def test_nothing_is_asked_of_a_critic_that_nobody_has_taught_yet() -> None:
@@ -104,7 +92,8 @@ def test_nothing_is_said_of_an_op_that_the_critic_does_not_see() -> None:
 def test_a_critic_must_tell_the_ops_apart(
     variance: float | None, spread: float | None, subjects: list[str]
 ) -> None:
-    assert [found.subject for found in check_q_sensitivity(variance, spread)] == subjects
+    update = healthy_update(10, q_variance=variance, q_op_spread=spread)
+    assert list(levels("critic_op_sensitivity", update)) == subjects
 
 
 @pytest.mark.parametrize(
@@ -116,18 +105,24 @@ def test_a_critic_must_tell_the_ops_apart(
     ],
 )
 def test_advantages_of_an_op_must_not_be_one_sided(numbers: dict[str, Any], biased: bool) -> None:
-    assert bool(list(check_advantage_bias({"PRUNE": numbers}))) is biased
     update = healthy_update(10, advantage_by_op={"PRUNE": numbers})
     assert levels("advantage_bias", update) == ({"PRUNE": "warning"} if biased else {})
 
 
-def test_a_critic_that_says_the_same_of_everything_is_found() -> None:
-    assert check_value_collapse(0.0018, 1.5, False) is not None
-    assert check_value_collapse(0.1, 1.5, False) is None
-    assert check_value_collapse(0.0, 1e-5, True) is None
-    assert check_value_collapse(None, 1.5, False) is None
-    assert levels("value_collapse", healthy_update(10, value_std=0.001)) == {None: "warning"}
-    assert levels("value_collapse", healthy_update(10)) == {}
+@pytest.mark.parametrize(
+    ("spread", "returns", "low_variance", "severity"),
+    [
+        (0.0018, 1.5, False, "warning"),
+        (0.1, 1.5, False, None),
+        (0.0, 1e-5, True, None),
+        (None, 1.5, False, None),
+    ],
+)
+def test_a_critic_that_says_the_same_of_everything_is_found(
+    spread: float | None, returns: float, low_variance: bool, severity: str | None
+) -> None:
+    update = healthy_update(10, value_std=spread, return_std=returns, low_variance=low_variance)
+    assert levels("value_collapse", update) == as_levels(severity)
 
 
 def test_floored_advantages_are_mentioned() -> None:
@@ -148,7 +143,6 @@ def test_floored_advantages_are_mentioned() -> None:
 def test_an_op_whose_values_are_missed(
     losses: dict[str, float | None], counts: dict[str, int], found: list[str]
 ) -> None:
-    assert [one.subject for one in check_value_loss_by_op(losses, counts)] == found
     by_op = {op: {"mean": 0.0, "std": 1.0, "n": count} for op, count in counts.items()}
     update = healthy_update(10, value_loss_by_op=losses, advantage_by_op=by_op)
     assert list(levels("value_loss_by_op", update)) == found
@@ -167,7 +161,10 @@ def test_an_op_whose_values_are_missed(
     ],
 )
 def test_advantages_out_of_shape(numbers: tuple[Any, Any, Any], subjects: list[str]) -> None:
-    assert [found.subject for found in check_shape(*numbers)] == subjects
+    names = ("advantage_skew", "advantage_kurtosis", "advantage_positive")
+    shape = dict(zip(names, numbers, strict=True))
+    updates = [healthy_update(number, **shape) for number in range(3)]
+    assert list(levels("advantage_shape", *updates)) == subjects
 
 
 def test_once_is_chance() -> None:
@@ -194,8 +191,6 @@ def test_a_critic_that_misjudges_new_seeds(
     planted: dict[str, float], other: dict[str, float], is_found: bool
 ) -> None:
     by_state = {"germinated": planted, "other": other}
-    found = check_value_after_germination(by_state)
-    assert (found is not None) == is_found
     told = levels("value_after_germination", healthy_update(10, value_by_state=by_state))
     assert bool(list(told)) == is_found
     # In the first round a critic has learned nothing yet.

@@ -13,10 +13,8 @@ from esper.nissa.monitors.monitor import (
     WINDOW,
     Limits,
     Recent,
-    findings,
     is_latched,
     light,
-    mean,
     measured,
     smoothed,
 )
@@ -85,12 +83,6 @@ def test_a_third_party_adds_a_monitor_by_one_decorator() -> None:
         MONITORS.unregister("too_good")
 
 
-def test_checks_that_find_nothing_are_left_out() -> None:
-    one, other = Finding("info", "a"), Finding("warning", "b")
-    assert list(findings(None, one, None, other)) == [one, other]
-    assert list(findings(None)) == []
-
-
 def test_only_the_end_of_an_update_counts() -> None:
     recent = Recent()
     for ordinal in range(3):
@@ -133,8 +125,6 @@ def test_progress_is_the_share_of_rounds() -> None:
 
 def test_what_was_not_measured_is_left_out() -> None:
     assert measured([1.0, None, math.nan, math.inf, 2.0]) == [1.0, 2.0]
-    assert mean([]) is None
-    assert mean([1.0, 3.0]) == 2.0
 
 
 def test_the_moving_average_starts_at_its_first_value() -> None:

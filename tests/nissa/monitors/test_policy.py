@@ -1,19 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from esper.nissa.monitors.policy import (
-    check_head_ratio,
-    check_joint_ratio,
-    check_kl,
-    check_stagnation,
-    is_unchanged,
-    was_used,
-)
+from esper.nissa.monitors.policy import was_used
 from esper.nissa.schema_runs import UpdateHeadRow
-from tests.nissa.monitors.series_of import healthy_head, healthy_update, levels
+from tests.nissa.monitors.series_of import as_levels, healthy_head, healthy_update, levels
 
 
 @pytest.mark.parametrize(
@@ -27,7 +21,8 @@ from tests.nissa.monitors.series_of import healthy_head, healthy_update, levels
     ],
 )
 def test_the_joint_ratio(most: float | None, least: float | None, subjects: list[str]) -> None:
-    assert [found.subject for found in check_joint_ratio(most, least)] == subjects
+    updates = [healthy_update(number, ratio_max=most, ratio_min=least) for number in range(3)]
+    assert list(levels("joint_ratio", *updates)) == subjects
 
 
 def test_one_decision_of_one_update_is_no_explosion() -> None:
@@ -49,10 +44,8 @@ def test_one_decision_of_one_update_is_no_explosion() -> None:
     [(None, None), (3.0, None), (3.01, "warning"), (10.0, "warning"), (10.1, "critical")],
 )
 def test_the_ratio_of_a_head(ratio: float | None, severity: str | None) -> None:
-    found = check_head_ratio("tempo", ratio)
-    assert (found.severity if found else None) == severity
-    if found:
-        assert found.subject == "tempo"
+    head = healthy_head("tempo", 0, ratio_max=ratio)
+    assert levels("head_ratio", head, healthy_update(0)) == as_levels(severity, "tempo")
 
 
 def test_one_head_may_explode_while_the_joint_ratio_looks_fine() -> None:
@@ -72,8 +65,9 @@ def test_an_update_that_changes_nothing_is_said() -> None:
     # Heads that were never used say nothing either way.
     assert levels("head_ratio", healthy_head("op", 0, **masked), update) == {}
     assert levels("head_ratio", healthy_head("op", 0, **masked), moving, update) == {}
-    assert not is_unchanged({})
-    assert not is_unchanged({"op": (None, None)})
+    assert levels("head_ratio", update) == {}
+    unmeasured = healthy_head("op", 0, ratio_min=None, ratio_max=None)
+    assert levels("head_ratio", unmeasured, update) == {}
 
 
 @pytest.mark.parametrize(
@@ -95,23 +89,27 @@ def test_a_head_without_a_choice_was_not_used(changes: dict[str, Any], used: boo
     ("kl", "severity"), [(None, None), (0.1, None), (0.11, "warning"), (0.51, "critical")]
 )
 def test_the_kl_of_an_update(kl: float | None, severity: str | None) -> None:
-    found = check_kl(kl)
-    assert (found.severity if found else None) == severity
-    assert levels("kl_spike", healthy_update(0, approx_kl=kl)) == (
-        {None: severity} if severity else {}
-    )
+    assert levels("kl_spike", healthy_update(0, approx_kl=kl)) == as_levels(severity)
 
 
-def test_a_policy_that_stands_still_is_found() -> None:
+@pytest.mark.parametrize(
+    ("newest", "is_found"),
+    [
+        ({}, True),
+        ({"approx_kl": 0.004}, False),
+        ({"approx_kl": None}, False),
+        ({"clipfrac": 0.1}, False),
+        # Nothing to learn from: every step was forced.
+        ({"usable_steps": 0}, False),
+    ],
+)
+def test_a_policy_that_stands_still_is_found(newest: dict[str, Any], is_found: bool) -> None:
     # The values of the briefing of 10 January, which were read as good at first.
     still = [2.6e-9, 4.8e-9, 5.0e-9, -7.1e-11, 8.9e-10]
-    assert check_stagnation(still, [0.0] * 5, [500] * 5) is not None
-    assert check_stagnation(still[:4], [0.0] * 4, [500] * 4) is None
-    assert check_stagnation([*still[:4], 0.004], [0.0] * 5, [500] * 5) is None
-    assert check_stagnation(still, [0.0] * 4 + [0.1], [500] * 5) is None
-    assert check_stagnation([*still[:4], None], [0.0] * 5, [500] * 5) is None
-    # Nothing to learn from: every step was forced.
-    assert check_stagnation(still, [0.0] * 5, [500] * 4 + [0]) is None
+    rows = [healthy_update(n, approx_kl=kl, clipfrac=0.0) for n, kl in enumerate(still)]
+    rows[-1] = replace(rows[-1], **newest)
+    assert bool(levels("policy_stagnation", *rows)) is is_found
+    assert levels("policy_stagnation", *rows[1:]) == {}
 
 
 def test_the_monitor_of_stagnation_sees_the_last_updates() -> None:

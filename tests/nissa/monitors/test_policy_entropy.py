@@ -5,26 +5,36 @@ import math
 import pytest
 
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES
-from esper.nissa.monitors.monitor import Limits
+from esper.nissa.monitors.monitor import Finding, Limits
 from esper.nissa.monitors.policy import (
     COLLAPSE_OTHER,
     NATS,
-    check_entropy,
-    check_head_collapse,
-    check_head_nats,
-    is_sentinel,
     monitor_sparse_head_entropy,
     nats_thresholds,
 )
-from tests.nissa.monitors.series_of import healthy_head, healthy_round, healthy_update, levels
+from tests.nissa.monitors.series_of import (
+    as_levels,
+    findings,
+    healthy_head,
+    healthy_round,
+    healthy_update,
+    levels,
+)
+
+
+def collapse(head: str, entropies: list[float | None]) -> list[Finding]:
+    """Return what is found about a head with these entropies, update by update."""
+    rows = [
+        healthy_head(head, number, entropy_conditional=one) for number, one in enumerate(entropies)
+    ]
+    return findings("head_collapse", *rows, healthy_update(0))
 
 
 @pytest.mark.parametrize(
     ("entropy", "severity"), [(None, None), (0.3, None), (0.29, "warning"), (0.09, "critical")]
 )
 def test_the_mean_entropy(entropy: float | None, severity: str | None) -> None:
-    found = check_entropy(entropy)
-    assert (found.severity if found else None) == severity
+    assert levels("entropy", healthy_update(0, entropy=entropy)) == as_levels(severity)
 
 
 @pytest.mark.parametrize(
@@ -35,18 +45,17 @@ def test_a_head_collapses_after_three_updates_and_recovers_at_one_and_a_half_tim
     head: str, limit: float
 ) -> None:
     low, high = 0.9 * limit, 1.6 * limit
-    assert check_head_collapse(head, [0.5, low, low]) is None
-    found = check_head_collapse(head, [0.5, low, low, low])
-    assert found is not None
+    assert not collapse(head, [0.5, low, low])
+    (found,) = collapse(head, [0.5, low, low, low])
     assert (found.severity, found.subject, found.value, found.threshold) == (
         "critical",
         head,
         low,
         limit,
     )
-    assert check_head_collapse(head, [low, low, low, 1.4 * limit]) is not None
-    assert check_head_collapse(head, [low, low, low, high]) is None
-    assert check_head_collapse(head, [low, low, high, low, low]) is None
+    assert collapse(head, [low, low, low, 1.4 * limit])
+    assert not collapse(head, [low, low, low, high])
+    assert not collapse(head, [low, low, high, low, low])
     assert COLLAPSE_OTHER == 0.08
 
 
@@ -59,7 +68,7 @@ def test_a_masked_head_has_not_collapsed() -> None:
     assert levels("head_collapse", *masked, *updates) == {}
     assert levels("head_entropy_nats", *masked, *updates) == {}
     assert levels("sparse_head_entropy", *masked, *updates) == {}
-    assert check_head_collapse("blueprint", [None] * 10) is None
+    assert not collapse("blueprint", [None] * 10)
 
 
 def test_updates_in_which_a_head_was_masked_neither_count_nor_help() -> None:
@@ -79,13 +88,11 @@ def test_updates_in_which_a_head_was_masked_neither_count_nor_help() -> None:
 
 
 def test_the_collapse_of_the_briefing_is_found_and_the_healthy_op_is_not() -> None:
-    blueprint = [0.125, 0.105, 0.082, 0.055, 0.038, 0.027, 0.018, 0.012, 0.008, 0.007]
-    op = [0.515, 0.559, 0.527, 0.458, 0.353, 0.275, 0.204, 0.192, 0.157, 0.184]
-    found_at = next(
-        end for end in range(1, 11) if check_head_collapse("blueprint", blueprint[:end])
-    )
+    blueprint: list[float | None] = [0.125, 0.105, 0.082, 0.055, 0.038, 0.027, 0.018, 0.012]
+    op: list[float | None] = [0.515, 0.559, 0.527, 0.458, 0.353, 0.275, 0.204, 0.192, 0.157, 0.184]
+    found_at = next(end for end in range(1, 9) if collapse("blueprint", blueprint[:end]))
     assert found_at == 7
-    assert check_head_collapse("op", op) is None
+    assert not collapse("op", op)
 
 
 def test_thresholds_in_nats_are_the_documents_and_scale_with_the_choices() -> None:
@@ -119,14 +126,14 @@ def test_thresholds_in_nats_are_the_documents_and_scale_with_the_choices() -> No
         ("slot", 0.0, 1.0, None),
         ("slot", 0.5, None, "warning"),
         ("slot", None, 3.0, None),
-        ("somebody_elses", 0.0, 4.0, None),
     ],
 )
 def test_a_head_in_nats(
     head: str, nats: float | None, valid: float | None, severity: str | None
 ) -> None:
-    found = check_head_nats(head, nats, valid)
-    assert (found.severity if found else None) == severity
+    row = healthy_head(head, 0, entropy_nats=nats, valid_actions=valid)
+    found = levels("head_entropy_nats", row, healthy_update(0))
+    assert found == as_levels(severity, head)
 
 
 def test_a_sparse_head_that_is_certain_before_it_was_used_is_a_bug() -> None:
@@ -158,10 +165,9 @@ def test_waiting_99_percent_is_healthy_and_always_is_not() -> None:
         return [*rounds, *heads, healthy_update(4)]
 
     for monitor in ("head_collapse", "head_entropy_nats"):
-        assert levels(monitor, *op(0.99)) == {}  # type: ignore[arg-type]
+        for share in (0.5, 0.99):
+            assert levels(monitor, *op(share)) == {}  # type: ignore[arg-type]
         assert levels(monitor, *op(1.0)) == {"op": "critical"}  # type: ignore[arg-type]
         # Certain of something else than waiting.
         assert levels(monitor, *op(0.01)) == {"op": "critical"}  # type: ignore[arg-type]
         assert levels(monitor, *op(None)) == {"op": "critical"}  # type: ignore[arg-type]
-    assert is_sentinel(0.5)
-    assert not is_sentinel(None)

@@ -5,23 +5,17 @@ from typing import Any
 
 import pytest
 
-from esper.nissa.monitors.rewards import (
-    check_attribution,
-    check_ransomware,
-    check_return_without_gain,
-    check_shares,
-    check_terms,
-)
 from esper.nissa.schema import EpochRow, StageRow
 from esper.nissa.schema_runs import EpisodeRow, RunRow
-from tests.nissa.monitors.series_of import healthy_round, levels
+from tests.nissa.monitors.series_of import as_levels, healthy_round, levels
 
 
 @pytest.mark.parametrize(
     ("ratio", "is_found"), [(5.0, True), (4.9, False), (9.0, True), (None, False)]
 )
 def test_seeds_that_claim_more_than_there_is(ratio: float | None, is_found: bool) -> None:
-    assert (check_attribution(ratio) is not None) is is_found
+    row = healthy_round(0, attribution_ratio_max=ratio)
+    assert list(levels("reward_hacking", row)) == (["attribution"] if is_found else [])
 
 
 @pytest.mark.parametrize(
@@ -39,11 +33,9 @@ def test_seeds_that_claim_more_than_there_is(ratio: float | None, is_found: bool
 def test_ransomware(
     contribution: float | None, improvement: float | None, severity: str | None
 ) -> None:
-    found = check_ransomware("r0c0", contribution, improvement)
-    assert (found.severity if found else None) == severity
     stage = StageRow(step=3, slot="r0c0", contribution=contribution, improvement=improvement)
-    expected = {"r0c0": severity} if severity else {}
-    assert levels("ransomware", stage, EpochRow(step=3), run=RunRow()) == expected
+    found = levels("ransomware", stage, EpochRow(step=3), run=RunRow())
+    assert found == as_levels(severity, "r0c0")
 
 
 def episodes(number: int, returns: list[float], gains: list[float]) -> list[EpisodeRow]:
@@ -93,11 +85,11 @@ def test_returns_and_gains_that_disagree(
     for number in range(4):
         luck = [noise, noise, -noise, -noise]
         rows += episodes(number, [paid + one for one in luck], [gain - one / 2 for one in luck])
-    assert (check_return_without_gain(rows) is not None) is is_found
+    assert levels("return_without_gain", *rows) == as_levels("warning" if is_found else None)
     # Eight seeds are enough, two are not, however many rows share them.
-    assert check_return_without_gain(rows[:4]) is None
+    assert levels("return_without_gain", *rows[:4]) == {}
     unknown = [EpisodeRow(round=0, episodic_return=3.0, gain=gain) for gain in (None, math.nan)]
-    assert check_return_without_gain(unknown * 4) is None
+    assert levels("return_without_gain", *unknown * 4) == {}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +106,8 @@ def test_returns_and_gains_that_disagree(
 def test_shares_of_the_reward(
     pbrs: float | None, gaming: float | None, subjects: list[str]
 ) -> None:
-    assert [found.subject for found in check_shares(pbrs, gaming)] == subjects
+    row = healthy_round(0, reward_terms={"pbrs": {"share": pbrs}}, anti_gaming_share=gaming)
+    assert list(levels("reward_shares", row)) == subjects
 
 
 @pytest.mark.parametrize(
@@ -139,7 +132,6 @@ def test_a_term_that_only_steers_must_not_be_most_of_the_reward() -> None:
         # Whoever wrote it knows what it pays for.
         "somebody's own": {"mean": 1.0, "share": 0.99},
     }
-    assert [found.subject for found in check_terms(terms)] == ["rent"]
     assert levels("reward_terms", healthy_round(0, reward_terms=terms)) == {"rent": "info"}
     assert levels("reward_terms", healthy_round(0, reward_terms=None)) == {}
 

@@ -6,18 +6,8 @@ from typing import Any
 import pytest
 
 from esper.nissa.monitors import MONITORS
-from esper.nissa.monitors.stability import (
-    check_gpu_memory,
-    check_lstm_drift,
-    check_lstm_rms,
-    check_lstm_steps,
-)
 from esper.nissa.schema import EpochRow
-from tests.nissa.monitors.series_of import healthy_round, healthy_update, levels
-
-
-def severity(found: Any) -> str | None:
-    return found.severity if found else None
+from tests.nissa.monitors.series_of import as_levels, healthy_round, healthy_update, levels
 
 
 @pytest.mark.parametrize(
@@ -33,18 +23,19 @@ def severity(found: Any) -> str | None:
     ],
 )
 def test_the_memory_of_the_policy(rms: float | None, expected: str | None) -> None:
-    assert severity(check_lstm_rms("cell state", rms)) == expected
     found = levels("lstm_rms", healthy_update(0, lstm_c_rms=rms))
-    assert found == ({"cell state": expected} if expected else {})
+    assert found == as_levels(expected, "cell state")
 
 
-def test_a_memory_that_grows_late_in_an_episode() -> None:
-    assert check_lstm_drift(1.0, 2.0) is None
-    assert severity(check_lstm_drift(1.0, 2.1)) == "warning"
-    assert check_lstm_drift(None, 2.0) is None
-    assert check_lstm_drift(0.0, 2.0) is None
-    drifting = healthy_update(0, lstm_c_rms_early=1.0, lstm_c_rms_late=3.0)
-    assert levels("lstm_drift", drifting) == {None: "warning"}
+@pytest.mark.parametrize(
+    ("early", "late", "severity"),
+    [(1.0, 2.0, None), (1.0, 2.1, "warning"), (None, 2.0, None), (0.0, 2.0, None)],
+)
+def test_a_memory_that_grows_late_in_an_episode(
+    early: float | None, late: float, severity: str | None
+) -> None:
+    update = healthy_update(0, lstm_c_rms_early=early, lstm_c_rms_late=late)
+    assert levels("lstm_drift", update) == as_levels(severity)
 
 
 def at(step: int, rms: float | None) -> dict[str, Any]:
@@ -65,8 +56,6 @@ def at(step: int, rms: float | None) -> dict[str, Any]:
     ],
 )
 def test_a_memory_that_has_not_settled(steps: list[dict[str, Any]], is_found: bool) -> None:
-    found = [one.subject for one in check_lstm_steps(steps)]
-    assert found == (["cell state"] if is_found else [])
     expected = {"cell state": "warning"} if is_found else {}
     assert levels("lstm_growth", healthy_update(0, lstm_by_step=steps)) == expected
 
@@ -79,21 +68,21 @@ def test_a_memory_that_was_not_measured_is_no_news() -> None:
     ("share", "severity"), [(None, None), (0.85, None), (0.86, "info"), (0.91, "warning")]
 )
 def test_memory_that_runs_out(share: float | None, severity: str | None) -> None:
-    found = check_gpu_memory([(0.0, share)])
-    assert (found.severity if found else None) == severity
-    expected = {None: severity} if severity else {}
+    expected = as_levels(severity)
     assert levels("gpu_memory", EpochRow(step=1, gpu_memory_share=share, time=0.0)) == expected
     assert levels("gpu_memory_of_rounds", healthy_round(0, gpu_memory_share=share)) == expected
 
 
 def test_once_a_minute_is_enough() -> None:
+    def found(*samples: tuple[float | None, float]) -> bool:
+        rows = [EpochRow(step=1, time=time, gpu_memory_share=share) for time, share in samples]
+        return bool(levels("gpu_memory", *rows))
+
     samples = [(10.0 * tick, 0.95) for tick in range(14)]
-    told = [at for at, _ in samples if check_gpu_memory(samples[: int(at / 10) + 1])]
-    assert told == [0.0, 60.0, 120.0]
-    assert check_gpu_memory([]) is None
-    assert check_gpu_memory([(0.0, 0.95), (200.0, 0.5)]) is None
+    assert [samples[at][0] for at in range(14) if found(*samples[: at + 1])] == [0.0, 60.0, 120.0]
+    assert not found((0.0, 0.95), (200.0, 0.5))
     # Without a clock it is told once.
-    assert check_gpu_memory([(None, 0.95), (None, 0.95)]) is None
+    assert not found((None, 0.95), (None, 0.95))
 
 
 def test_what_is_about_the_machine_is_marked() -> None:

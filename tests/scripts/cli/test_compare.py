@@ -51,7 +51,7 @@ def test_what_cannot_be_compared_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tell(tmp_path / "done", sinks=())
-    assert "name two or more" in esper(capsys, "compare", tmp_path / "done").complaint()
+    assert "give two or more runs" in esper(capsys, "compare", tmp_path / "done").complaint()
     lost = esper(capsys, "compare", tmp_path / "done", tmp_path / "lost").complaint()
     assert "lost has no run.db" in lost
 
@@ -110,5 +110,5 @@ def test_runs_of_two_kinds_do_not_compare(
 ) -> None:
     tell(tmp_path / "grown", sinks=())
     words = esper(capsys, "compare", tmp_path / "grown", trained[0]).complaint()
-    assert "only runs of one kind compare" in words
-    assert "one is of esper train" in words
+    assert "only runs of the same kind" in words
+    assert "one is of `esper train`" in words

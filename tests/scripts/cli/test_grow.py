@@ -363,8 +363,8 @@ def test_why_nothing_grew_is_told_below_the_tables_and_in_the_report(
 
 MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
     "no task": (("grow", "--out", "run"), "give either --task T or --model MODULE:FACTORY"),
-    "continuing nothing": (("grow", "--resume"), "--resume needs --out RUN: which one?"),
-    "replacing nothing": ((*FAST, "--overwrite"), "--overwrite needs --out RUN: which one?"),
+    "continuing nothing": (("grow", "--resume"), "--resume needs --out RUN"),
+    "replacing nothing": ((*FAST, "--overwrite"), "--overwrite needs --out RUN"),
     "wrong axes": ((*FAST, "--axes", "XYZ", "--out", "run"), "axes cannot be 'XYZ'"),
     "half of an axis": (
         (*FAST, "--axes", "r0c0=", "--out", "run"),
@@ -495,7 +495,7 @@ MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "the rate of another optimizer": (
         (*FAST, "--optimizer", "adamw", "--out", "run"),
-        "--optimizer adamw needs a --learning-rate of its own (0.001 to 0.005 are good ones)",
+        "--optimizer adamw needs --learning-rate (0.001 to 0.005 suits it)",
     ),
     "negative warm-up": (
         (*FAST, "--set", "growth.training.seed_warmup=-1", "--out", "run"),
@@ -720,7 +720,7 @@ def test_a_resumed_run_keeps_its_settings(
     option: tuple[object, ...], name: str, command: Command
 ) -> None:
     line = command("grow", "--resume", "--out", "run", *option).complaint()
-    assert f"--resume continues with the settings of the run; leave out {name}" in line
+    assert f"--resume keeps the settings of the run; leave out {name}" in line
 
 
 def test_a_finished_run_is_extended(command: Command, tmp_path: Path) -> None:

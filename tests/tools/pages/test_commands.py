@@ -16,6 +16,6 @@ def test_every_option_of_a_command_is_in_its_section(verb: str) -> None:
 
 def test_a_line_says_what_follows_an_option_and_what_it_is_by_default() -> None:
     page = render()
-    assert "| `--device {auto,cpu,cuda}` | where (default: auto) |" in page
-    assert "| `[ARM ...]` | what is played" in page
-    assert "such as blocks.\\*, or auto" in page
+    assert "| `--device {auto,cpu,cuda}` | device (default: auto) |" in page
+    assert "| `[ARM ...]` | controllers to compare" in page
+    assert "such as blocks.\\*; auto" in page

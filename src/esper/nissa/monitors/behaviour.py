@@ -1,17 +1,15 @@
-"""Monitors of what the controller does and sees: waiting, growth, seeds, observations."""
+"""Monitors of what the controller does and sees, and of the scores over rounds and epochs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from statistics import fmean
 
 from esper.nissa.monitors.monitor import (
     Finding,
     Limits,
     Recent,
-    Series,
-    mean,
     measured,
     register_monitor,
     smoothed,
@@ -30,70 +28,7 @@ WASTED_SEEDS = 100
 WASTED_RATE = 0.05
 
 
-def check_wait_share(share: float | None, free_steps: int | None) -> Finding | None:
-    """Find a controller that never acts where it could. A high share alone is right."""
-    if share is None or share < 1.0 or (free_steps is not None and free_steps < FREE_STEPS):
-        return None
-    message = "the controller waited in every decision in which it could have acted"
-    return Finding("warning", message, share, 1.0)
-
-
-def check_obs_clamp(
-    share: float | None, features: Mapping[str, float] | None = None
-) -> Finding | None:
-    """Find observations of which too much lies at its clamp; name the features that do most."""
-    found = OBS_CLAMP.find(
-        share, "{value:.1%} of the observation lies at its clamp (limit {limit:.0%})"
-    )
-    if found is None or not features:
-        return found
-    most = sorted(features.items(), key=lambda item: -item[1])[:3]
-    named = ", ".join(f"{name} {share:.0%}" for name, share in most)
-    return replace(found, message=f"{found.message}: {named}")
-
-
-def check_shortcut(dependence: Series) -> Finding | None:
-    """Find a policy that decides by its own last action more than by what it sees.
-
-    `dependence` is how much of the op's probability moves when the features of the last action
-    are hidden, update by update.
-    """
-    values = measured(dependence)[-SHORTCUT_UPDATES:]
-    if len(values) < SHORTCUT_UPDATES:
-        return None
-    message = f"{values[-1]:.0%} of the op's probability hangs on the last action alone "
-    found = SHORTCUT.find(min(values), message + "(limit {limit:.0%})")
-    return None if found is None else replace(found, value=values[-1])
-
-
-def check_wasted(
-    germinated: Sequence[int | None], fossilized: Sequence[int | None]
-) -> Finding | None:
-    """Find a controller that germinates much and keeps next to nothing, over the last rounds."""
-    begun = sum(one or 0 for one in germinated[-WASTED_ROUNDS:])
-    kept = sum(one or 0 for one in fossilized[-WASTED_ROUNDS:])
-    if begun < WASTED_SEEDS or kept >= WASTED_RATE * begun:
-        return None
-    message = f"only {kept} of the last {begun} seeds were fossilized"
-    return Finding("warning", message, kept / begun, WASTED_RATE)
-
-
-def check_growth(ratio: float | None) -> Finding | None:
-    """Find a network that has grown out of proportion."""
-    return GROWTH.find(
-        ratio, "a network has {value:.2f} times the parameters of its host (limit {limit:g})"
-    )
-
-
-def find_stillborn(fates: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
-    """Find blueprints that were tried often and never once kept."""
-    for blueprint, counts in fates.items():
-        germinated, fossilized = counts.get("germinated", 0), counts.get("fossilized", 0)
-        if germinated >= STILLBORN_SEEDS and fossilized == 0:
-            message = f"none of {germinated} seeds of {blueprint} was ever fossilized"
-            yield Finding(
-                "warning", message, float(germinated), float(STILLBORN_SEEDS), subject=blueprint
-            )
+_GROWN = "a network has {value:.2f} times the parameters of its host (limit {limit:g})"
 
 
 @register_monitor(
@@ -105,7 +40,10 @@ def find_stillborn(fates: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
 def never_acts(recent: Recent) -> Iterator[Finding | None]:
     """The op head has collapsed to WAIT: the controller is a WAIT-only baseline."""
     newest = recent.rounds[-1]
-    yield check_wait_share(newest.wait_share_free, newest.free_steps)
+    share, free = newest.wait_share_free, newest.free_steps
+    if share is not None and share >= 1.0 and (free is None or free >= FREE_STEPS):
+        message = "the controller waited in every decision in which it could have acted"
+        yield Finding("warning", message, share, 1.0)
 
 
 @register_monitor(
@@ -117,10 +55,14 @@ def never_acts(recent: Recent) -> Iterator[Finding | None]:
 def observation_clamp(recent: Recent) -> Iterator[Finding | None]:
     """The observation saturates, so the controller cannot tell situations apart."""
     newest = recent.rounds[-1]
+    message = "{value:.1%} of the observation lies at its clamp (limit {limit:.0%})"
+    found = OBS_CLAMP.find(newest.obs_clamp_share, message)
     features = newest.obs_clamp_features
-    yield check_obs_clamp(
-        newest.obs_clamp_share, features if isinstance(features, Mapping) else None
-    )
+    if found is not None and isinstance(features, Mapping) and features:
+        most = sorted(features.items(), key=lambda item: -item[1])[:3]
+        named = ", ".join(f"{name} {share:.0%}" for name, share in most)
+        found = replace(found, message=f"{found.message}: {named}")
+    yield found
 
 
 @register_monitor(
@@ -132,7 +74,11 @@ def observation_clamp(recent: Recent) -> Iterator[Finding | None]:
 )
 def shortcut_learning(recent: Recent) -> Iterator[Finding | None]:
     """The policy reads off what it did last instead of looking at the network."""
-    yield check_shortcut([row.feedback_dependence for row in recent.updates])
+    values = measured([row.feedback_dependence for row in recent.updates])[-SHORTCUT_UPDATES:]
+    if len(values) == SHORTCUT_UPDATES:
+        message = f"{values[-1]:.0%} of the op's probability hangs on the last action alone "
+        found = SHORTCUT.find(min(values), message + "(limit {limit:.0%})")
+        yield None if found is None else replace(found, value=values[-1])
 
 
 @register_monitor(
@@ -143,10 +89,12 @@ def shortcut_learning(recent: Recent) -> Iterator[Finding | None]:
 )
 def wasted_seeds(recent: Recent) -> Iterator[Finding | None]:
     """Seeds are started and thrown away: nothing is ever kept long enough to pay."""
-    yield check_wasted(
-        [row.seeds_germinated for row in recent.rounds],
-        [row.seeds_fossilized for row in recent.rounds],
-    )
+    rows = list(recent.rounds)[-WASTED_ROUNDS:]
+    begun = sum(row.seeds_germinated or 0 for row in rows)
+    kept = sum(row.seeds_fossilized or 0 for row in rows)
+    if begun >= WASTED_SEEDS and kept < WASTED_RATE * begun:
+        message = f"only {kept} of the last {begun} seeds were fossilized"
+        yield Finding("warning", message, kept / begun, WASTED_RATE)
 
 
 @register_monitor(
@@ -156,7 +104,7 @@ def wasted_seeds(recent: Recent) -> Iterator[Finding | None]:
 )
 def growth_of_rows(recent: Recent) -> Iterator[Finding | None]:
     """Some network grew far beyond its host."""
-    yield check_growth(recent.rounds[-1].growth_ratio)
+    yield GROWTH.find(recent.rounds[-1].growth_ratio, _GROWN)
 
 
 @register_monitor(
@@ -170,8 +118,8 @@ def growth(recent: Recent) -> Iterator[Finding | None]:
     if (recent.run.rows or 1) > 1 or not newest.host_parameters or newest.parameters is None:
         return
     if newest.training_flops is not None:
-        return  # It is deepened, and grows into the network that its owner has built.
-    yield check_growth(newest.parameters / newest.host_parameters)
+        return  # A deepened network grows to the size that its owner has built.
+    yield GROWTH.find(newest.parameters / newest.host_parameters, _GROWN)
 
 
 @register_monitor(
@@ -182,8 +130,12 @@ def growth(recent: Recent) -> Iterator[Finding | None]:
 def stillborn_blueprint(recent: Recent) -> Iterator[Finding]:
     """Seeds of this blueprint never help, or cannot learn."""
     fates = recent.rounds[-1].blueprint_fates
-    if isinstance(fates, Mapping):
-        yield from find_stillborn(fates)
+    for blueprint, counts in fates.items() if isinstance(fates, Mapping) else ():
+        germinated = counts.get("germinated", 0)
+        if germinated >= STILLBORN_SEEDS and not counts.get("fossilized", 0):
+            message = f"none of {germinated} seeds of {blueprint} was ever fossilized"
+            limit = float(STILLBORN_SEEDS)
+            yield Finding("warning", message, float(germinated), limit, subject=blueprint)
 
 
 _ROLLBACK = {
@@ -225,7 +177,7 @@ def rollback(recent: Recent) -> Iterator[Finding]:
         yield Finding("warning", message, subject=newest.rollback_reason)
 
 
-# ---- Monitors of how a run is getting on: trends over rounds, sudden changes between epochs
+# ---- Trends over rounds, sudden changes between epochs
 
 
 ROLLING = 10
@@ -240,57 +192,6 @@ TRACE_WARMUP = 3
 TRACE_WINDOW = 32
 """Epochs that matter to an average with that memory."""
 
-Trend = Literal["plateau", "improvement", "degradation"]
-
-
-def check_degradation(scores: Series, progress: float | None) -> Finding | None:
-    """Find a score a tenth below its rolling mean, once a tenth of the run is over."""
-    values = measured(scores)
-    if progress is not None and progress < DEGRADATION_AFTER:
-        return None
-    if len(values) <= ROLLING:
-        return None
-    average = mean(values[-ROLLING - 1 : -1])
-    assert average is not None
-    limit = average - DEGRADATION * abs(average)
-    if values[-1] >= limit:
-        return None
-    message = (
-        f"the score {values[-1]:.2f} is more than a tenth below the mean {average:.2f} "
-        f"of the last {ROLLING} rounds"
-    )
-    return Finding("warning", message, values[-1], limit)
-
-
-def find_trend(rolling: Series) -> tuple[Trend, float] | None:
-    """Return what the newest change of a rolling mean amounts to, and the change in points."""
-    values = measured(rolling)
-    if len(values) <= ROLLING:
-        return None
-    change = values[-1] - values[-2]
-    if abs(change) < PLATEAU:
-        return "plateau", change
-    if change >= TREND:
-        return "improvement", change
-    return ("degradation", change) if change <= -TREND else None
-
-
-def trace_reasons(losses: Series, scores: Series) -> dict[str, tuple[float, float]]:
-    """Return why the newest epoch deserves a close look, as {reason: (value, threshold)}.
-
-    A loss twice its average, or a score five points below the one before. A failed gate and a
-    change of stage are the other two reasons to look closely; those are rows of their own.
-    """
-    reasons: dict[str, tuple[float, float]] = {}
-    values = measured(losses)
-    average = smoothed(values[:-1], TRACE_MEMORY)
-    if len(values) > TRACE_WARMUP and average and values[-1] > LOSS_SPIKE * average > 0:
-        reasons["loss_spike"] = (values[-1], LOSS_SPIKE * average)
-    points = measured(scores)
-    if len(points) > 1 and points[-1] <= points[-2] - SCORE_DROP:
-        reasons["score_drop"] = (points[-1], points[-2] - SCORE_DROP)
-    return reasons
-
 
 @register_monitor(
     reads=RoundRow,
@@ -299,7 +200,18 @@ def trace_reasons(losses: Series, scores: Series) -> dict[str, tuple[float, floa
 )
 def performance_degradation(recent: Recent) -> Iterator[Finding | None]:
     """The controller has become clearly worse than it was."""
-    yield check_degradation([row.score_mean for row in recent.rounds], recent.progress)
+    scores = measured([row.score_mean for row in recent.rounds])
+    is_early = recent.progress is not None and recent.progress < DEGRADATION_AFTER
+    if is_early or len(scores) <= ROLLING:
+        return
+    average = fmean(scores[-ROLLING - 1 : -1])
+    limit = average - DEGRADATION * abs(average)
+    if scores[-1] < limit:
+        message = (
+            f"the score {scores[-1]:.2f} is more than a tenth below the mean {average:.2f} "
+            f"of the last {ROLLING} rounds"
+        )
+        yield Finding("warning", message, scores[-1], limit)
 
 
 @register_monitor(
@@ -310,17 +222,17 @@ def performance_degradation(recent: Recent) -> Iterator[Finding | None]:
 )
 def trend(recent: Recent) -> Iterator[Finding]:
     """Which way the rolling score is going."""
-    found = find_trend([row.score_rolling for row in recent.rounds])
-    if found is not None:
-        kind, change = found
-        message = f"{kind}: the rolling score changed by {change:+.2f} points"
-        yield Finding(
-            "warning" if kind == "degradation" else "info",
-            message,
-            change,
-            PLATEAU if kind == "plateau" else TREND,
-            subject=kind,
-        )
+    rolling = measured([row.score_rolling for row in recent.rounds])
+    if len(rolling) <= ROLLING:
+        return
+    change = rolling[-1] - rolling[-2]
+    message = f"the rolling score changed by {change:+.2f} points"
+    if abs(change) < PLATEAU:
+        yield Finding("info", f"plateau: {message}", change, PLATEAU, subject="plateau")
+    elif change >= TREND:
+        yield Finding("info", f"improvement: {message}", change, TREND, subject="improvement")
+    elif change <= -TREND:
+        yield Finding("warning", f"degradation: {message}", change, TREND, subject="degradation")
 
 
 @register_monitor(
@@ -329,12 +241,19 @@ def trend(recent: Recent) -> Iterator[Finding]:
     advice="Look at the decision before it: a blend that is too fast, or a prune of a seed that "
     "was needed; a slower alpha schedule is smoother.",
 )
-def sudden_change(recent: Recent) -> Iterator[Finding]:
+def sudden_change(recent: Recent) -> Iterator[Finding | None]:
     """Something happened to the network in this epoch."""
     if (recent.run.rows or 1) > 1:
         return
     rows = list(recent.epochs)[-TRACE_WINDOW:]
-    reasons = trace_reasons([row.val_loss for row in rows], [row.val_score for row in rows])
-    for reason, (value, threshold) in reasons.items():
-        message = f"{reason.replace('_', ' ')}: {value:.4g} (limit {threshold:.4g})"
-        yield Finding("warning", message, value, threshold, subject=reason)
+    losses = measured([row.val_loss for row in rows])
+    average = smoothed(losses[:-1], TRACE_MEMORY)
+    if len(losses) > TRACE_WARMUP and average is not None and average > 0:
+        limit = LOSS_SPIKE * average
+        message = "loss spike: {value:.4g} (limit {limit:.4g})"
+        yield Limits(warning=limit).find(losses[-1], message, subject="loss_spike")
+    scores = measured([row.val_score for row in rows])
+    if len(scores) > 1 and scores[-1] <= scores[-2] - SCORE_DROP:
+        limit = scores[-2] - SCORE_DROP
+        message = f"score drop: {scores[-1]:.4g} (limit {limit:.4g})"
+        yield Finding("warning", message, scores[-1], limit, subject="score_drop")

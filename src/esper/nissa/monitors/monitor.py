@@ -1,7 +1,7 @@
-"""What a monitor is, the one table of them, the records they look at, and the watch that runs them.
+"""Monitors: the registry, the records they read, and the watch that runs them.
 
-An alarm is raised when a finding appears or changes its severity, and cleared when it is gone;
-it is not repeated meanwhile. After a resume, what is active is read from the store.
+An alarm is raised when a finding appears or changes its severity, and cleared when it is gone; it
+is not repeated in between. After a resume the active alarms are read from the store.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from esper.leyline.records import copy_fields
 from esper.leyline.registry import Registry
@@ -22,7 +22,7 @@ from esper.nissa.writer import read_records
 from esper.utils.process import grouped
 
 WINDOW = 256
-"""Records of each kind that are kept."""
+"""Records of each kind that monitors can look back on."""
 
 
 class Recent:
@@ -90,65 +90,75 @@ class Finding:
     """The head, op, slot or blueprint it is about, where there are several."""
 
 
-def findings(*found: Finding | None) -> Iterator[Finding]:
-    """Return those that are findings; a check that finds nothing returns None."""
-    return (each for each in found if each is not None)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Where a number is worth knowing, worth a look and bad; it may lack any of the three."""
+    """Limits of a number beyond which it is a finding, by severity."""
 
     info: float | None = None
     warning: float | None = None
     critical: float | None = None
     is_floor: bool = False
-    """Numbers below the limits are found, not those above."""
+    """Whether values below the limits are findings, instead of those above."""
 
     def find(
         self, value: float | None, message: str, *, subject: str | None = None
     ) -> Finding | None:
-        """Return what is to be said of a number, None if nothing.
+        """Return the finding about a value, None if it is within the limits.
 
         Args:
-            value: the number; None where it was not measured.
-            message: what to say, with places for `{value}` and for the `{limit}` it is beyond.
-            subject: what it is about, where there are several.
+            value: The value; None if it was not measured.
+            message: The message, with placeholders `{value}` and `{limit}`.
+            subject: What the value belongs to, where there are several.
         """
         sign = -1.0 if self.is_floor else 1.0
         severities: tuple[Severity, ...] = ("critical", "warning", "info")
         for severity in severities:
             limit = getattr(self, severity)
             if value is not None and limit is not None and sign * value > sign * limit:
-                told = message.format(value=value, limit=limit)
-                return Finding(severity, told, value, limit, subject)
+                text = message.format(value=value, limit=limit)
+                return Finding(severity, text, value, limit, subject)
         return None
 
 
+R = TypeVar("R", bound=Row)
+
+
+def find_lasting(
+    rows: Iterable[R], count: int, check: Callable[[R], Iterable[Finding | None]]
+) -> Iterator[Finding]:
+    """Yield the findings about the newest row whose subject is found in each of the last rows."""
+    last = list(rows)[-count:]
+    if len(last) == count:
+        found = [{one.subject: one for one in check(row) if one is not None} for row in last]
+        for subject, newest in found[-1].items():
+            if all(subject in earlier for earlier in found):
+                yield newest
+
+
 Check = Callable[[Recent], Iterable[Finding | None]]
-"""Looks at the last records; a None among what it finds says nothing."""
+"""Returns what it finds in the last records; None is no finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Monitor:
-    """A check with everything a person needs to act on it."""
+    """A check, with what it means and what to do about it."""
 
     name: str
     reads: type[Row]
     """The check runs after every record of this class."""
     thresholds: str
-    """When it alarms, in words."""
+    """When it raises an alarm, in words."""
     meaning: str
     advice: str
     check: Check
     is_event: bool = False
-    """Every finding is news by itself, and nothing is ever cleared."""
+    """Every finding is an alarm of its own, which is never cleared."""
     is_volatile: bool = False
-    """It watches the machine, so identical runs may differ in it."""
+    """It depends on the machine, so that identical runs may differ in it."""
 
 
 MONITORS: Registry[Monitor] = Registry("monitor")
-"""Monitors by name; a third party adds its own with `register_monitor`."""
+"""Monitors by name; add your own with `register_monitor`."""
 
 
 def register_monitor(
@@ -159,7 +169,7 @@ def register_monitor(
     is_event: bool = False,
     is_volatile: bool = False,
 ) -> Callable[[Check], Check]:
-    """Return a decorator that adds a check by its name; its docstring is what a finding means."""
+    """Return a decorator that registers a check by its name; its docstring says what it means."""
 
     def register(check: Check) -> Check:
         name = check.__name__
@@ -183,28 +193,23 @@ Series = Sequence[float | None]
 
 
 def measured(values: Series) -> list[float]:
-    """Return the values that were measured and are finite, in order."""
+    """Return the finite values, in order."""
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def smoothed(values: Sequence[float], decay: float) -> float | None:
-    """Return the exponential moving average after the last value, None of nothing."""
+    """Return the exponential moving average, None without values."""
     average: float | None = None
     for value in values:
         average = value if average is None else decay * average + (1 - decay) * value
     return average
 
 
-def mean(values: Sequence[float]) -> float | None:
-    """Return the mean, None of nothing."""
-    return sum(values) / len(values) if values else None
-
-
 def is_latched(values: Series, *, enter: float, leave: float, consecutive: int) -> bool:
     """Return whether a series has fallen below `enter` and not recovered above `leave`.
 
-    It takes `consecutive` values in a row to fall and one to recover. A value that was not
-    measured is no news: it neither counts nor breaks a row.
+    It falls with `consecutive` values in a row below `enter` and recovers with one above `leave`.
+    Values that were not measured are skipped.
     """
     latched, below = False, 0
     for value in measured(values):
@@ -221,10 +226,10 @@ _Key = tuple[str, str | None]
 
 
 class Watch:
-    """Looks at every record of one run."""
+    """Runs the monitors over the records of one run."""
 
     def __init__(self, run: RunRow | None = None) -> None:
-        """Start with nothing recorded and all quiet."""
+        """Start without records and alarms."""
         self._recent = Recent(run)
         self._active: dict[_Key, str] = {}
         monitors = map(MONITORS.get, MONITORS.names())
@@ -237,7 +242,7 @@ class Watch:
         if isinstance(record, UpdateRow) and not record.is_last:
             return alarms
         for monitor in self._monitors.get(type(record), ()):
-            found = list(findings(*monitor.check(self._recent)))
+            found = [each for each in monitor.check(self._recent) if each is not None]
             if monitor.is_event:
                 alarms += [_alarm(monitor, finding, record) for finding in found]
             else:
@@ -245,7 +250,7 @@ class Watch:
         return alarms
 
     def load(self, connection: sqlite3.Connection) -> None:
-        """Take in what a store holds already, without alarms."""
+        """Read the records and the active alarms of a store."""
         for table in ("rounds", "updates", "update_heads", "episodes"):
             condition = f'WHERE round > (SELECT MAX(round) FROM "{table}") - {WINDOW}'
             for record in read_records(connection, table, condition):
@@ -271,8 +276,8 @@ class Watch:
                 alarms.append(_alarm(monitor, finding, record))
         gone = [key for key in self._active if key[0] == monitor.name and key[1] not in now]
         for key in gone:
-            told = f"{monitor.name}{f' ({key[1]})' if key[1] else ''} is over"
-            quiet = Finding("info", told, subject=key[1])
+            text = f"{monitor.name}{f' ({key[1]})' if key[1] else ''} is over"
+            quiet = Finding("info", text, subject=key[1])
             del self._active[key]
             alarms.append(_alarm(monitor, quiet, record, state="cleared"))
         return alarms
@@ -298,7 +303,7 @@ Light = Literal["good", "watch", "bad", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """Where a number stops being good and starts being bad."""
+    """Thresholds of the colours of a metric."""
 
     watch: float
     bad: float
@@ -327,7 +332,7 @@ BANDS: dict[str, Band] = {
 
 
 def light(metric: str, value: float | None) -> Light:
-    """Return the colour of a number: unknown where it was not measured or has no band."""
+    """Return the colour of a metric; unknown if it was not measured or has no band."""
     band = BANDS.get(metric)
     if band is None or value is None or math.isnan(value):
         return "unknown"

@@ -1,9 +1,9 @@
-"""Monitors of the policy: its steps (ratios, KL, stagnation) and its exploration (entropies).
+"""Monitors of the policy: its updates (ratios, KL, stagnation) and its exploration (entropies).
 
-Steps are measured after the update, entropies on the unfloored policy where a head had a choice.
-An idle head is not a collapsed one: a head that was masked, or had one valid choice, has no
-entropy to lose. And a sentinel that waits 99 % of the time is right: while most decisions change
-nothing and the policy still acts at times, a low entropy of the op head alone is no alarm.
+Ratios and KL are measured after the update, entropies on the policy without probability floors. A
+head that was masked, or had one valid choice, has no entropy to lose and is not judged. A policy
+that waits in 99 % of its decisions and acts at times is right, so a low entropy of its op head
+raises no alarm.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from esper.nissa.monitors.monitor import (
     Finding,
     Limits,
     Recent,
-    Series,
-    findings,
+    find_lasting,
     is_latched,
     register_monitor,
 )
@@ -33,70 +32,8 @@ KL_STAGNANT = 1e-6
 STAGNANT_UPDATES = 5
 
 
-def check_joint_ratio(ratio_max: float | None, ratio_min: float | None) -> Iterator[Finding]:
-    """Find joint ratios that exploded or collapsed."""
-    grew, fell = "the joint ratio reached {value:.3g}", "the joint ratio fell to {value:.3g}"
-    limit = " (limit {limit:g})"
-    return findings(
-        JOINT_RATIO_MAX.find(ratio_max, grew + limit, subject="explosion"),
-        JOINT_RATIO_MIN.find(ratio_min, fell + limit, subject="collapse"),
-    )
-
-
-def check_lasting_ratio(updates: Sequence[UpdateRow]) -> Iterator[Finding]:
-    """Find joint ratios beyond their limits in each of the last few updates.
-
-    The joint ratio is a product of up to eight: a single decision may leave the range although no
-    head moved far. Once is chance; an update that went too far shows in its KL and in the heads.
-    """
-    last = list(updates)[-JOINT_RATIO_UPDATES:]
-    if len(last) < JOINT_RATIO_UPDATES:
-        return
-    each = [
-        {found.subject: found for found in check_joint_ratio(row.ratio_max, row.ratio_min)}
-        for row in last
-    ]
-    yield from (found for subject, found in each[-1].items() if all(subject in one for one in each))
-
-
-def check_head_ratio(head: str, ratio_max: float | None) -> Finding | None:
-    """Find a head whose own ratio is too large, however healthy the joint one looks."""
-    message = f"the ratio of the head {head} reached {{value:.3g}} (limit {{limit:g}})"
-    return HEAD_RATIO.find(ratio_max, message, subject=head)
-
-
-def is_unchanged(ranges: Mapping[str, tuple[float | None, float | None]]) -> bool:
-    """Return whether every head that was used kept its ratio at 1; ranges are (least, greatest)."""
-    low, high = RATIO_UNCHANGED
-    used = [(least, most) for least, most in ranges.values() if None not in (least, most)]
-    return bool(used) and all(
-        least is not None and most is not None and least > low and most < high
-        for least, most in used
-    )
-
-
-def check_kl(approx_kl: float | None) -> Finding | None:
-    """Find an update that took the policy too far."""
-    return KL.find(approx_kl, "the KL of an update is {value:.3g} nats (limit {limit:g})")
-
-
-def check_stagnation(approx_kl: Series, clipfrac: Series, usable_steps: Series) -> Finding | None:
-    """Find a policy that has stopped changing although it had decisions to learn from."""
-    rows = list(zip(approx_kl, clipfrac, usable_steps, strict=True))[-STAGNANT_UPDATES:]
-    if len(rows) < STAGNANT_UPDATES:
-        return None
-    for kl, clipped, usable in rows:
-        if kl is None or abs(kl) >= KL_STAGNANT or (clipped or 0.0) > 0 or usable == 0:
-            return None
-    message = (
-        f"the policy has not changed for {STAGNANT_UPDATES} updates (KL below "
-        f"{KL_STAGNANT:g}, nothing clipped)"
-    )
-    return Finding("warning", message, rows[-1][0], KL_STAGNANT)
-
-
 def was_used(row: UpdateHeadRow) -> bool:
-    """Return whether a head had a choice to make; one that never had is healthy by definition."""
+    """Return whether a head had a choice to make; without one it is not judged."""
     had_steps = row.free_steps is None or row.free_steps > 0
     had_choice = row.valid_actions is None or row.valid_actions > 1
     return had_steps and had_choice and row.usage != 0
@@ -109,7 +46,15 @@ def was_used(row: UpdateHeadRow) -> bool:
 )
 def joint_ratio(recent: Recent) -> Iterator[Finding]:
     """Update after update changes the probability of some action far beyond the clip range."""
-    yield from check_lasting_ratio(recent.updates)
+    # The joint ratio is a product of up to eight: a single update may exceed a limit by chance.
+    yield from find_lasting(recent.updates, JOINT_RATIO_UPDATES, _joint_ratio)
+
+
+def _joint_ratio(row: UpdateRow) -> Iterator[Finding | None]:
+    grew = "the joint ratio reached {value:.3g} (limit {limit:g})"
+    fell = "the joint ratio fell to {value:.3g} (limit {limit:g})"
+    yield JOINT_RATIO_MAX.find(row.ratio_max, grew, subject="explosion")
+    yield JOINT_RATIO_MIN.find(row.ratio_min, fell, subject="collapse")
 
 
 @register_monitor(
@@ -122,10 +67,17 @@ def head_ratio(recent: Recent) -> Iterator[Finding | None]:
     """One head moved too far while the joint ratio may look fine; or no head moved at all."""
     newest = [rows[-1] for rows in recent.heads.values() if was_used(rows[-1])]
     for row in newest:
-        yield check_head_ratio(row.head, row.ratio_max)
-    if is_unchanged({row.head: (row.ratio_min, row.ratio_max) for row in newest}):
+        message = f"the ratio of the head {row.head} reached {{value:.3g}} (limit {{limit:g}})"
+        yield HEAD_RATIO.find(row.ratio_max, message, subject=row.head)
+    low, high = RATIO_UNCHANGED
+    known = [
+        (row.ratio_min, row.ratio_max)
+        for row in newest
+        if row.ratio_min is not None and row.ratio_max is not None
+    ]
+    if known and all(least > low and most < high for least, most in known):
         message = "every head's ratio is within 0.99 to 1.01: the update changed nothing"
-        yield Finding("info", message, threshold=RATIO_UNCHANGED[1], subject="all heads")
+        yield Finding("info", message, threshold=high, subject="all heads")
 
 
 @register_monitor(
@@ -135,7 +87,8 @@ def head_ratio(recent: Recent) -> Iterator[Finding | None]:
 )
 def kl_spike(recent: Recent) -> Iterator[Finding | None]:
     """The policy moved so far in one update that the data it learned from is stale."""
-    yield check_kl(recent.updates[-1].approx_kl)
+    message = "the KL of an update is {value:.3g} nats (limit {limit:g})"
+    yield KL.find(recent.updates[-1].approx_kl, message)
 
 
 @register_monitor(
@@ -146,12 +99,20 @@ def kl_spike(recent: Recent) -> Iterator[Finding | None]:
 )
 def policy_stagnation(recent: Recent) -> Iterator[Finding | None]:
     """The policy has stopped learning; KL is measured after the step, so 0 is no artefact."""
-    rows = recent.updates
-    yield check_stagnation(
-        [row.approx_kl for row in rows],
-        [row.clipfrac for row in rows],
-        [row.usable_steps for row in rows],
+    rows = list(recent.updates)[-STAGNANT_UPDATES:]
+    is_still = all(
+        row.approx_kl is not None
+        and abs(row.approx_kl) < KL_STAGNANT
+        and not (row.clipfrac or 0.0) > 0
+        and row.usable_steps != 0
+        for row in rows
     )
+    if len(rows) == STAGNANT_UPDATES and is_still:
+        message = (
+            f"the policy has not changed for {STAGNANT_UPDATES} updates (KL below "
+            f"{KL_STAGNANT:g}, nothing clipped)"
+        )
+        yield Finding("warning", message, rows[-1].approx_kl, KL_STAGNANT)
 
 
 # ------------------------------------------------------------------------------------ exploration
@@ -173,16 +134,15 @@ NATS: dict[str, tuple[float, float]] = {
     "alpha_speed": (0.8, 0.4),
     "alpha_curve": (0.9, 0.5),
 }
-"""Entropy in nats below which a head with all its choices valid warns, and is critical."""
+"""Warning and critical entropy of a head with all its choices valid, in nats."""
 
 SPARSE_USAGE = 0.10
 
 
 def nats_thresholds(head: str, valid_actions: float) -> Limits | None:
-    """Return the limits in nats for so many valid choices; None where there is none.
+    """Return the limits in nats for a number of valid choices; None without a choice.
 
-    The documents give them for all choices of a head; they scale with the greatest entropy there
-    can be, ln(valid choices).
+    `NATS` holds for all choices of a head; it scales with the greatest entropy, ln(valid choices).
     """
     if head not in NATS or valid_actions <= 1:
         return None
@@ -191,46 +151,12 @@ def nats_thresholds(head: str, valid_actions: float) -> Limits | None:
     return Limits(warning=warning * scale, critical=critical * scale, is_floor=True)
 
 
-def is_sentinel(idle_share_free: float | None) -> bool:
-    """Return whether the policy mostly waits and still acts: what it is meant to do.
-
-    An ADVANCE before its gate opens is waiting too.
-    """
-    return idle_share_free is not None and 0.5 <= idle_share_free < 1.0
-
-
-def check_entropy(entropy: float | None) -> Finding | None:
-    """Find a policy whose heads, taken together, hardly explore."""
-    return ENTROPY.find(entropy, "the mean normalised entropy is {value:.3g} (limit {limit:g})")
-
-
-def check_head_collapse(head: str, conditional: Series) -> Finding | None:
-    """Find a head that has been deterministic for several updates and has not recovered."""
-    limit = COLLAPSE.get(head, COLLAPSE_OTHER)
-    leave = COLLAPSE_RECOVERY * limit
-    if not is_latched(conditional, enter=limit, leave=leave, consecutive=COLLAPSE_UPDATES):
-        return None
-    value = next((one for one in reversed(conditional) if one is not None), None)
-    message = (
-        f"the head {head} has collapsed: normalised entropy below {limit:g} for "
-        f"{COLLAPSE_UPDATES} updates where it had a choice"
-    )
-    return Finding("critical", message, value, limit, subject=head)
-
-
-def check_head_nats(head: str, entropy_nats: float | None, valid: float | None) -> Finding | None:
-    """Find a head whose entropy in nats is low for the number of choices it had."""
-    limits = nats_thresholds(head, HEAD_SIZES.get(head, 0) if valid is None else valid)
-    message = f"the entropy of the head {head} is {{value:.3g}} nats (limit {{limit:.3g}})"
-    return None if limits is None else limits.find(entropy_nats, message, subject=head)
-
-
 def monitor_sparse_head_entropy(
     entropy_nats: Mapping[str, float | None],
     usage: Mapping[str, float | None],
     valid_actions: Mapping[str, float] | None = None,
 ) -> list[Finding]:
-    """Find heads that became deterministic before they were used enough to have learned it.
+    """Return a finding for each rarely used head that has become deterministic.
 
     Args:
         entropy_nats: Entropy of each head where it had a choice; None where it never had.
@@ -241,7 +167,7 @@ def monitor_sparse_head_entropy(
         One critical finding for each head under its warning threshold and used in less than a
         tenth of the decisions. A head that was never used has shown nothing and is left out.
     """
-    found = []
+    found: list[Finding] = []
     for head, entropy in entropy_nats.items():
         used = usage.get(head)
         valid = (valid_actions or {}).get(head, float(HEAD_SIZES.get(head, 0)))
@@ -252,9 +178,10 @@ def monitor_sparse_head_entropy(
             f"the head {head} is down to {{value:.3g}} nats although only {100 * used:.1f} % of "
             "decisions used it"
         )
-        sparse = Limits(critical=limits.warning, is_floor=True)
-        found.append(sparse.find(entropy, message, subject=head))
-    return list(findings(*found))
+        sparse = Limits(critical=limits.warning, is_floor=True).find(entropy, message, subject=head)
+        if sparse is not None:
+            found.append(sparse)
+    return found
 
 
 @register_monitor(
@@ -264,7 +191,8 @@ def monitor_sparse_head_entropy(
 )
 def entropy(recent: Recent) -> Iterator[Finding | None]:
     """The heads as a whole hardly explore any more."""
-    yield check_entropy(recent.updates[-1].entropy)
+    message = "the mean normalised entropy is {value:.3g} (limit {limit:g})"
+    yield ENTROPY.find(recent.updates[-1].entropy, message)
 
 
 @register_monitor(
@@ -276,11 +204,27 @@ def entropy(recent: Recent) -> Iterator[Finding | None]:
 )
 def head_collapse(recent: Recent) -> Iterator[Finding | None]:
     """A head always chooses the same where it has a choice, and its gradient is gone."""
-    for head, rows in recent.heads.items():
-        if head == "op" and is_sentinel(_idle_share(recent)):
-            continue
+    for head, rows in _judged_heads(recent):
+        limit = COLLAPSE.get(head, COLLAPSE_OTHER)
+        leave = COLLAPSE_RECOVERY * limit
         series = [row.entropy_conditional if was_used(row) else None for row in rows]
-        yield check_head_collapse(head, series)
+        if is_latched(series, enter=limit, leave=leave, consecutive=COLLAPSE_UPDATES):
+            value = next((one for one in reversed(series) if one is not None), None)
+            message = (
+                f"the head {head} has collapsed: normalised entropy below {limit:g} for "
+                f"{COLLAPSE_UPDATES} updates where it had a choice"
+            )
+            yield Finding("critical", message, value, limit, subject=head)
+
+
+def _judged_heads(recent: Recent) -> Iterator[tuple[str, Sequence[UpdateHeadRow]]]:
+    """Yield the heads whose entropy is judged: not the op where most decisions wait, some act."""
+    # An ADVANCE before its gate opens counts as waiting.
+    idle = recent.rounds[-1].idle_share_free if recent.rounds else None
+    waits_and_acts = idle is not None and 0.5 <= idle < 1.0
+    for head, rows in recent.heads.items():
+        if head != "op" or not waits_and_acts:
+            yield head, rows
 
 
 @register_monitor(
@@ -292,10 +236,13 @@ def head_collapse(recent: Recent) -> Iterator[Finding | None]:
 )
 def head_entropy_nats(recent: Recent) -> Iterator[Finding | None]:
     """A head explores less than it should for the choices it has."""
-    for head, rows in recent.heads.items():
-        if not was_used(rows[-1]) or (head == "op" and is_sentinel(_idle_share(recent))):
-            continue
-        yield check_head_nats(head, rows[-1].entropy_nats, rows[-1].valid_actions)
+    for head, rows in _judged_heads(recent):
+        newest = rows[-1]
+        valid = newest.valid_actions
+        limits = nats_thresholds(head, HEAD_SIZES.get(head, 0) if valid is None else valid)
+        if was_used(newest) and limits is not None:
+            message = f"the entropy of the head {head} is {{value:.3g}} nats (limit {{limit:.3g}})"
+            yield limits.find(newest.entropy_nats, message, subject=head)
 
 
 @register_monitor(
@@ -314,7 +261,3 @@ def sparse_head_entropy(recent: Recent) -> Iterator[Finding]:
         {head: row.usage for head, row in newest.items()},
         {head: row.valid_actions for head, row in newest.items() if row.valid_actions is not None},
     )
-
-
-def _idle_share(recent: Recent) -> float | None:
-    return recent.rounds[-1].idle_share_free if recent.rounds else None

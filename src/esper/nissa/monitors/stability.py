@@ -1,12 +1,9 @@
-"""Monitors of what must stay in range: gradients, log-probabilities, memory.
-
-The memory is the policy's own (its LSTM), and the GPU's.
-"""
+"""Monitors of gradients, log-probabilities, the policy's LSTM state and GPU memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -14,8 +11,7 @@ from esper.nissa.monitors.monitor import (
     Finding,
     Limits,
     Recent,
-    Series,
-    findings,
+    Severity,
     measured,
     register_monitor,
     smoothed,
@@ -34,60 +30,6 @@ SKIPPED_CRITICAL = 3
 HEAD_GRADIENT_UPDATES = 3
 
 
-def check_gradient_drift(grad_norms: Series) -> Finding | None:
-    """Find a gradient norm far from its moving average."""
-    values = measured(grad_norms)
-    if len(values) <= GRADIENT_WARMUP:
-        return None
-    average = smoothed(values[:-1], GRADIENT_MEMORY)
-    if not average:
-        return None
-    message = f"the gradient norm {values[-1]:.3g} is {{value:.0%}} away from its average "
-    message += f"{average:.3g}"
-    return GRADIENT_DRIFT.find(abs(values[-1] - average) / average, message)
-
-
-def check_gradient_norm(grad_norm: float | None) -> Finding | None:
-    """Find a gradient that has vanished or exploded."""
-    message = "the gradient norm is {value:.3g} (limit {limit:g})"
-    return GRADIENT_MAX.find(grad_norm, message) or GRADIENT_MIN.find(grad_norm, message)
-
-
-def check_head_gradient(head: str, grad_norms: Series) -> Finding | None:
-    """Find a head that has had a choice and no gradient for several updates, or far too much.
-
-    A norm that is None says that the head had no choice; it neither counts nor breaks a row.
-    """
-    values = measured(grad_norms)
-    if not values:
-        return None
-    last = values[-HEAD_GRADIENT_UPDATES:]
-    is_dead = len(last) == HEAD_GRADIENT_UPDATES and GRADIENT_MIN.find(max(last), "") is not None
-    told = f" in {HEAD_GRADIENT_UPDATES} updates in a row" if is_dead else ""
-    message = f"the gradient norm of the head {head} is {{value:.3g}}{told} (limit {{limit:g}})"
-    return (GRADIENT_MIN if is_dead else GRADIENT_MAX).find(last[-1], message, subject=head)
-
-
-def check_log_prob(log_prob_min: float | None) -> Finding | None:
-    """Find actions that were all but impossible under the policy that took them."""
-    message = "an action has the log-probability {value:.3g} (limit {limit:g})"
-    return LOG_PROB.find(log_prob_min, message)
-
-
-def check_skipped(was_skipped: Sequence[bool | None]) -> Finding | None:
-    """Find updates that were skipped because something was not finite."""
-    count = len(list(takewhile(bool, reversed(was_skipped))))
-    if not count:
-        return None
-    message = f"{count} updates in a row were skipped because something was not finite"
-    return Finding(
-        "critical" if count >= SKIPPED_CRITICAL else "warning",
-        message,
-        float(count),
-        float(SKIPPED_CRITICAL),
-    )
-
-
 @register_monitor(
     reads=UpdateRow,
     thresholds="|norm - average| > 0.5 of the average (memory 0.99, after 10 updates): info",
@@ -95,7 +37,12 @@ def check_skipped(was_skipped: Sequence[bool | None]) -> Finding | None:
 )
 def gradient_drift(recent: Recent) -> Iterator[Finding | None]:
     """The learner's gradients have changed their scale."""
-    yield check_gradient_drift([row.grad_norm for row in recent.updates])
+    norms = measured([row.grad_norm for row in recent.updates])
+    average = smoothed(norms[:-1], GRADIENT_MEMORY)
+    if average and len(norms) > GRADIENT_WARMUP:
+        message = f"the gradient norm {norms[-1]:.3g} is {{value:.0%}} away from its average "
+        message += f"{average:.3g}"
+        yield GRADIENT_DRIFT.find(abs(norms[-1] - average) / average, message)
 
 
 @register_monitor(
@@ -105,7 +52,11 @@ def gradient_drift(recent: Recent) -> Iterator[Finding | None]:
 )
 def gradient_norm(recent: Recent) -> Iterator[Finding | None]:
     """Gradients have vanished or exploded."""
-    yield check_gradient_norm(recent.updates[-1].grad_norm)
+    norm, message = (
+        recent.updates[-1].grad_norm,
+        "the gradient norm is {value:.3g} (limit {limit:g})",
+    )
+    yield GRADIENT_MAX.find(norm, message) or GRADIENT_MIN.find(norm, message)
 
 
 @register_monitor(
@@ -117,7 +68,14 @@ def gradient_norm(recent: Recent) -> Iterator[Finding | None]:
 def head_gradient(recent: Recent) -> Iterator[Finding | None]:
     """A head learns nothing although it had decisions to make, or its gradient explodes."""
     for head, rows in recent.heads.items():
-        yield check_head_gradient(head, [row.grad_norm if was_used(row) else None for row in rows])
+        last = measured([row.grad_norm for row in rows if was_used(row)])[-HEAD_GRADIENT_UPDATES:]
+        if not last:
+            continue
+        is_dead = len(last) == HEAD_GRADIENT_UPDATES and GRADIENT_MIN.find(max(last), "")
+        lasting = f" in {HEAD_GRADIENT_UPDATES} updates in a row" if is_dead else ""
+        message = f"the gradient norm of the head {head} is {{value:.3g}}{lasting}"
+        limits = GRADIENT_MIN if is_dead else GRADIENT_MAX
+        yield limits.find(last[-1], message + " (limit {limit:g})", subject=head)
 
 
 @register_monitor(
@@ -140,7 +98,8 @@ def numerical_instability(recent: Recent) -> Iterator[Finding]:
 )
 def log_prob(recent: Recent) -> Iterator[Finding | None]:
     """An action was taken that its policy thinks impossible: sampling and scoring differ."""
-    yield check_log_prob(recent.updates[-1].log_prob_min)
+    message = "an action has the log-probability {value:.3g} (limit {limit:g})"
+    yield LOG_PROB.find(recent.updates[-1].log_prob_min, message)
 
 
 @register_monitor(
@@ -150,7 +109,11 @@ def log_prob(recent: Recent) -> Iterator[Finding | None]:
 )
 def skipped_updates(recent: Recent) -> Iterator[Finding | None]:
     """Updates were skipped because a log-probability or value was not finite."""
-    yield check_skipped([row.was_skipped for row in recent.updates])
+    count = len(list(takewhile(bool, (row.was_skipped for row in reversed(recent.updates)))))
+    if count:
+        message = f"{count} updates in a row were skipped because something was not finite"
+        severity: Severity = "critical" if count >= SKIPPED_CRITICAL else "warning"
+        yield Finding(severity, message, float(count), float(SKIPPED_CRITICAL))
 
 
 # ------------------------------------------------------------------------------------------ memory
@@ -161,50 +124,6 @@ LSTM_DRIFT = Limits(warning=2.0)
 _PARTS = {"h_rms": "hidden state", "c_rms": "cell state"}
 
 
-def check_lstm_rms(subject: str, rms: float | None) -> Finding | None:
-    """Find a memory that has exploded, died or is not finite."""
-    if rms is None:
-        return None
-    if not math.isfinite(rms):
-        return Finding("critical", f"the LSTM's {subject} is not finite", rms, subject=subject)
-    message = f"the LSTM's {subject} has a root mean square of {{value:.3g}} (limit {{limit:g}})"
-    grown = LSTM_RMS_MAX.find(rms, message, subject=subject)
-    return grown or LSTM_RMS_MIN.find(rms, message, subject=subject)
-
-
-def check_lstm_drift(early: float | None, late: float | None) -> Finding | None:
-    """Find a memory that keeps growing late in long episodes."""
-    if early is None or late is None or early <= 0:
-        return None
-    message = "the LSTM's cell state is {value:.3g} times as large beyond epoch 100"
-    return LSTM_DRIFT.find(late / early, message)
-
-
-def check_lstm_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Find a memory that is much larger at the last step than half-way through the episode.
-
-    `steps` are the measured ones with `step`, `h_rms` and `c_rms`, in order. A memory fills during
-    the first steps, so the first half says nothing.
-    """
-    known = [one for one in steps if one.get("step") is not None]
-    if len(known) < 2:
-        return
-    last = known[-1]
-    half = max(
-        (one for one in known[:-1] if one["step"] <= last["step"] / 2),
-        key=lambda one: float(one["step"]),
-        default=None,
-    )
-    if half is None:
-        return
-    for name, part in _PARTS.items():
-        before, after = half.get(name), last.get(name)
-        if before and after:
-            message = f"the LSTM's {part} is {{value:.3g}} times as large at step {last['step']} "
-            message += f"as at step {half['step']}"
-            yield from findings(LSTM_DRIFT.find(after / before, message, subject=part))
-
-
 @register_monitor(
     reads=UpdateRow,
     thresholds="root mean square > 10 or < 1e-6 warning; not finite critical",
@@ -213,8 +132,13 @@ def check_lstm_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 def lstm_rms(recent: Recent) -> Iterator[Finding | None]:
     """The policy's memory has saturated or died."""
     newest = recent.updates[-1]
-    for subject, rms in (("hidden state", newest.lstm_h_rms), ("cell state", newest.lstm_c_rms)):
-        yield check_lstm_rms(subject, rms)
+    for part, rms in (("hidden state", newest.lstm_h_rms), ("cell state", newest.lstm_c_rms)):
+        if rms is not None and not math.isfinite(rms):
+            yield Finding("critical", f"the LSTM's {part} is not finite", rms, subject=part)
+            continue
+        message = f"the LSTM's {part} has a root mean square of {{value:.3g}} (limit {{limit:g}})"
+        yield LSTM_RMS_MAX.find(rms, message, subject=part)
+        yield LSTM_RMS_MIN.find(rms, message, subject=part)
 
 
 @register_monitor(
@@ -224,8 +148,10 @@ def lstm_rms(recent: Recent) -> Iterator[Finding | None]:
 )
 def lstm_drift(recent: Recent) -> Iterator[Finding | None]:
     """The memory keeps growing in long episodes and may forget their start."""
-    newest = recent.updates[-1]
-    yield check_lstm_drift(newest.lstm_c_rms_early, newest.lstm_c_rms_late)
+    early, late = recent.updates[-1].lstm_c_rms_early, recent.updates[-1].lstm_c_rms_late
+    if early is not None and late is not None and early > 0:
+        message = "the LSTM's cell state is {value:.3g} times as large beyond epoch 100"
+        yield LSTM_DRIFT.find(late / early, message)
 
 
 @register_monitor(
@@ -235,28 +161,25 @@ def lstm_drift(recent: Recent) -> Iterator[Finding | None]:
     advice="Compare the steps in `updates.lstm_by_step`; clamp the cell softly or shorten "
     "episodes.",
 )
-def lstm_growth(recent: Recent) -> Iterator[Finding]:
+def lstm_growth(recent: Recent) -> Iterator[Finding | None]:
     """The memory has not settled by the end of an episode, whatever its length."""
     steps = recent.updates[-1].lstm_by_step
-    if isinstance(steps, Sequence):
-        yield from check_lstm_steps(steps)
+    known = [one for one in steps if one.get("step") is not None] if steps else []
+    # The state fills during the first steps, so only the second half of the episode counts.
+    early = [one for one in known[:-1] if one["step"] <= known[-1]["step"] / 2]
+    if not early:
+        return
+    half, last = max(early, key=lambda one: float(one["step"])), known[-1]
+    for name, part in _PARTS.items():
+        before, after = half.get(name), last.get(name)
+        if before and after:
+            message = f"the LSTM's {part} is {{value:.3g}} times as large at step {last['step']} "
+            message += f"as at step {half['step']}"
+            yield LSTM_DRIFT.find(after / before, message, subject=part)
 
 
 MEMORY = Limits(info=0.85, warning=0.90)
 COOLDOWN_S = 60.0
-
-
-def check_gpu_memory(samples: Sequence[tuple[float | None, float | None]]) -> Finding | None:
-    """Find GPU memory running out, at most once a minute; samples are (time in s, share)."""
-    fired_at: float | None = None
-    found = None
-    for at, share in samples:
-        now = at or 0.0
-        is_due = fired_at is None or now - fired_at >= COOLDOWN_S
-        found = MEMORY.find(share, "{value:.0%} of the GPU's memory is in use") if is_due else None
-        if found is not None:
-            fired_at = now
-    return found
 
 
 _OF_GPU: dict[str, Any] = {
@@ -270,16 +193,26 @@ _OF_GPU: dict[str, Any] = {
 @register_monitor(reads=EpochRow, **_OF_GPU)
 def gpu_memory(recent: Recent) -> Iterator[Finding | None]:
     """The GPU's memory is running out."""
-    yield from _look(recent.epochs)
+    yield from _memory(recent.epochs)
 
 
 @register_monitor(reads=RoundRow, **_OF_GPU)
 def gpu_memory_of_rounds(recent: Recent) -> Iterator[Finding | None]:
     """The GPU's memory is running out."""
-    yield from _look(recent.rounds)
+    yield from _memory(recent.rounds)
 
 
-def _look(rows: Sequence[EpochRow] | Sequence[RoundRow]) -> Iterator[Finding | None]:
-    # Without a GPU there is nothing to go through.
-    if rows[-1].gpu_memory_share is not None:
-        yield check_gpu_memory([(row.time, row.gpu_memory_share) for row in rows])
+def _memory(rows: Sequence[EpochRow] | Sequence[RoundRow]) -> Iterator[Finding | None]:
+    if rows[-1].gpu_memory_share is None:
+        return
+    fired_at: float | None = None
+    found = None
+    for row in rows:
+        now = row.time or 0.0
+        found = None
+        if fired_at is None or now - fired_at >= COOLDOWN_S:
+            message = "{value:.0%} of the GPU's memory is in use"
+            found = MEMORY.find(row.gpu_memory_share, message)
+        if found is not None:
+            fired_at = now
+    yield found

@@ -94,8 +94,8 @@ def set_up(parser: Parser) -> None:
         ("--samples", "samples per epoch (default: the task's)"),
         (
             "--steps",
-            "engine: timed steps (default: 3 on CUDA, 2 on the CPU); policy and update: steps per "
-            "episode (default: 150)",
+            "engine: timed steps; policy and update: steps per episode (default: 3 on CUDA and 2 "
+            "on the CPU; 150)",
         ),
         (
             "--rounds",

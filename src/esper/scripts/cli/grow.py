@@ -163,9 +163,7 @@ def set_up(parser: Parser) -> None:
         help="when blocks wake: schedule at 20 and 40 %% of the run, plateau and slope by the "
         "training loss (default: schedule)",
     )
-    limits = parser.add_argument_group(
-        "limits of growth (0: no limit, or the one that the controller was trained with)"
-    )
+    limits = parser.add_argument_group("limits of growth (0: none, or the policy's own)")
     limits.add_argument(
         "--max-growth",
         metavar="X",
