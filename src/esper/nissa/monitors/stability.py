@@ -164,7 +164,8 @@ def lstm_drift(recent: Recent) -> Iterator[Finding | None]:
 def lstm_growth(recent: Recent) -> Iterator[Finding | None]:
     """The memory has not settled by the end of an episode, whatever its length."""
     steps = recent.updates[-1].lstm_by_step
-    known = [one for one in steps if one.get("step") is not None] if steps else []
+    measured_steps = steps if isinstance(steps, list | tuple) else ()
+    known = [one for one in measured_steps if one.get("step") is not None]
     # The state fills during the first steps, so only the second half of the episode counts.
     early = [one for one in known[:-1] if one["step"] <= known[-1]["step"] / 2]
     if not early:
