@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
+from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions, moving_norms
 from esper.kasmina.garden import Garden
 from esper.kasmina.recalibration import (
     RecalibratedEvaluator,
     SpreadSample,
     first_samples,
     fitting_evaluator,
-    moving_norms,
     read_statistics,
     recalibrate,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.probe import map_tensors, shapes_of, tensors_in
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory
-from esper.leyline.errors import OwnCodeError, UsageError, explaining, warn
+from esper.leyline.errors import EsperError, OwnCodeError, UsageError, describe_exception, warn
 
 Batches = Iterable[Any]
 """(inputs, targets) batches, (input, ..., targets), or dicts with labels; iterated anew each epoch.
@@ -30,6 +31,25 @@ some twice, `calibration_batches()` may return other batches for the statistics 
 
 LABELS = ("labels", "label", "targets", "target", "y")
 """Under which of these names a dict may hold its targets."""
+
+
+@contextmanager
+def explaining(
+    problem: str | Callable[[], str], kind: type[EsperError] = UsageError
+) -> Iterator[None]:
+    """Turn exceptions of a user's code into an error of one line.
+
+    Args:
+        problem: what could not be done, or a function that returns it.
+        kind: class of the error.
+    """
+    try:
+        yield
+    except (EsperError, Warning):
+        raise
+    except Exception as error:
+        what = problem if isinstance(problem, str) else problem()
+        raise kind(f"{what}: {describe_exception(error)}") from error
 
 
 def label_of(batch: Any) -> str | None:

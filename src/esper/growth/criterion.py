@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.growth.batches import Batches, Moved, label_of
+from esper.growth.batches import Batches, Moved, explaining, label_of
 from esper.kasmina.evaluation import BatchEvaluator, Objective, apply_objective
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.probe import call_arguments, map_tensors, shapes_of, tensors_in, trying
 from esper.kasmina.training import OBJECTIVES
-from esper.leyline.errors import OwnCodeError, UsageError, explaining, unknown_name
+from esper.leyline.errors import OwnCodeError, UsageError, unknown_name
 
 Loss = str | nn.Module | Callable[..., Any]
 """A name, a criterion of `torch.nn`, or a function of (outputs, targets)."""

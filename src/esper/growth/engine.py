@@ -13,13 +13,12 @@ from torch import distributed as dist
 
 from esper.growth.batches import Batches, read_batch
 from esper.kasmina.engine import EpochResult, RowWeights, read_weights, take_samples, write_weights
-from esper.kasmina.evaluation import Evaluator
+from esper.kasmina.evaluation import Evaluator, moving_norms
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.recalibration import (
     first_samples,
     fitting_evaluator,
-    moving_norms,
     read_statistics,
     recalibrate,
     write_statistics,
@@ -180,7 +179,7 @@ class OwnersEngine:
         """
         norms = moving_norms(self.garden)
         self._inputs = inputs if norms else ()
-        count = self._samples = recalibrate(self.garden, inputs, norms)
+        count = self._samples = recalibrate(self.garden, inputs, norms) if norms else 0
         if count and self._ranks.group is not None:
             own = [tensor.cpu() for tensor in read_statistics(norms)]
             write_statistics(norms, self._ranks.from_first(own))
@@ -229,7 +228,9 @@ class OwnersEngine:
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate the garden in every configuration of its plan."""
         assert self._evaluator is not None, "an epoch is measured after it was finished"
-        evaluator = fitting_evaluator(self._evaluator, self.garden, self._inputs)
+        evaluator = self._evaluator
+        if self._inputs:
+            evaluator = fitting_evaluator(evaluator, self.garden, self._inputs)
         return self._ranks.measured(*evaluator.measure(self.garden, plans[0]))
 
     def read(self, row: int) -> RowWeights:

@@ -22,6 +22,7 @@ from esper.growth.batches import (
     Windows,
     check_batches,
     count_steps,
+    explaining,
     first_batch,
     is_empty,
     optimizer_maker,
@@ -41,14 +42,13 @@ from esper.growth.kept import Kept, Measured, Recipe
 from esper.growth.request import AUTO, GrowRequest
 from esper.growth.static import StaticGardener, paired_difference
 from esper.kasmina.contribution import values_in_points
-from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
+from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions, moving_norms
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import slot_groups
 from esper.kasmina.recalibration import (
     SpreadSample,
     first_samples,
     fitting_evaluator,
-    moving_norms,
     recalibrate,
 )
 from esper.kasmina.signals import RateTable
@@ -61,7 +61,7 @@ from esper.kasmina.training import (
     rate_factor,
 )
 from esper.kasmina.wrapping import refuse_unsuitable
-from esper.leyline.errors import OwnCodeError, UsageError, explaining, warn
+from esper.leyline.errors import OwnCodeError, UsageError, warn
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end, stacks_at_end
 from esper.utils.process import choose_device
 from esper.utils.randomness import drawing
@@ -251,7 +251,7 @@ class GrowthLoop:
         has_twin = self.config.twin
         self.garden.drop_inert()
         inputs = self._recent or self._read_recent(last.epoch)
-        evaluator = fitting_evaluator(self._val, self.garden, inputs)
+        evaluator = fitting_evaluator(self._val, self.garden, inputs) if inputs else self._val
         contributions = evaluate_contributions(self.garden, evaluator)
         test = twin_test = None
         if self._test is not None:
@@ -352,7 +352,8 @@ class GrowthLoop:
             if is_empty((inputs, targets)):
                 raise UsageError(f"epoch {epoch}: {batches.place} has no sample; leave it out")
             self._recent = []  # Those of the last epoch are held as long as no other comes.
-            sample.add(inputs)
+            if sample is not None:
+                sample.add(inputs)
             if self._rewarm is not None:
                 self._rewarm.at(epoch, number)
             if self.depth is not None:
@@ -371,7 +372,7 @@ class GrowthLoop:
         if number < 0:
             self._stop_early(epoch - 1)
             return None
-        self._recent = self._read_calibration() if self._calibration_batches else sample.batches
+        self._recent = self._read_calibration() if sample is None else sample.batches
         if self.twin is not None:
             self.twin.finish_epoch()
         return self.trainee.finish_epoch()
@@ -383,9 +384,10 @@ class GrowthLoop:
         """Return how many samples running statistics are taken from at most; 0 without any."""
         return self.config.gardener.statistics_samples if moving_norms(self.garden) else 0
 
-    def _sample(self) -> SpreadSample:
-        """Return what collects an epoch's batches for running statistics, where it has to."""
-        return SpreadSample(0 if self._calibration_batches else self._statistics_samples())
+    def _sample(self) -> SpreadSample | None:
+        """Return what collects an epoch's batches for running statistics; None without need."""
+        most = 0 if self._calibration_batches else self._statistics_samples()
+        return SpreadSample(most) if most else None
 
     def _read_calibration(self) -> list[Any]:
         """Return the inputs that the training set has for running statistics."""
@@ -407,7 +409,7 @@ class GrowthLoop:
         self._announce(epoch)
         if self._calibration_batches:
             return self._read_calibration()
-        sample = self._sample()
+        sample = SpreadSample(self._statistics_samples())
         for inputs, _ in self._training_batches():
             sample.add(inputs)
         return sample.batches

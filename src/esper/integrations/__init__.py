@@ -19,9 +19,9 @@ from esper.growth.batches import Batches, first_batch
 from esper.growth.config import GardenerConfig
 from esper.growth.criterion import Loss, find_criterion
 from esper.growth.gardener import Gardener
-from esper.kasmina.evaluation import Evaluate, Evaluator
+from esper.kasmina.evaluation import Evaluate, Evaluator, moving_norms
 from esper.kasmina.garden import Garden
-from esper.kasmina.recalibration import SpreadSample, moving_norms
+from esper.kasmina.recalibration import SpreadSample
 from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.controller import Controller
 from esper.leyline.errors import warn

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from esper.kasmina.contribution import (
     Contributions,
@@ -354,10 +355,27 @@ def _key(garden: Garden, configurations: Tensor) -> tuple[type, tuple[str, ...]]
     return type(garden.model), tuple(names)
 
 
+def moving_norms(model: nn.Module) -> list[_NormBase]:
+    """Return the layers whose running statistics move while the model trains.
+
+    A layer that its owner keeps in eval mode while the model trains is frozen, and left alone.
+    """
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, _NormBase) and module.running_mean is not None
+    ]
+    if not norms or model.training:
+        return [norm for norm in norms if norm.training]
+    with evaluating(model):
+        model.train()
+        return [norm for norm in norms if norm.training]
+
+
 def _batch_mixer(garden: Garden) -> str | None:
     """Return why samples in one batch are not independent of each other, if they are not."""
     for name, module in garden.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
             return f"{name!r} normalises over the batch even when it evaluates"
     return None
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from esper.kasmina.evaluation import Evaluator, Results, joined, refuse_change
+from esper.kasmina.evaluation import Evaluator, Results, joined, moving_norms, refuse_change
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.probe import axis_size, call_arguments, evaluating, tensors_in
 from esper.utils.randomness import drawing
@@ -70,23 +70,6 @@ def first_samples(batches: Iterable[Any], most: int) -> Iterator[Any]:
 def count_samples_in(batch: Any) -> int:
     """Return the number of samples of a batch of inputs: the first size of its first tensor."""
     return max(1, axis_size(batch, 0))
-
-
-def moving_norms(model: nn.Module) -> list[_NormBase]:
-    """Return the layers whose running statistics move while the model trains.
-
-    A layer that its owner keeps in eval mode while the model trains is frozen, and left alone.
-    """
-    norms = [
-        module
-        for module in model.modules()
-        if isinstance(module, _NormBase) and module.running_mean is not None
-    ]
-    if not norms or model.training:
-        return [norm for norm in norms if norm.training]
-    with evaluating(model):
-        model.train()
-        return [norm for norm in norms if norm.training]
 
 
 @torch.no_grad()

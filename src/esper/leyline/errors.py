@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -159,25 +159,6 @@ _NOT_USERS = tuple(
         sysconfig.get_path("purelib"),
     )
 )
-
-
-@contextmanager
-def explaining(
-    problem: str | Callable[[], str], kind: type[EsperError] = UsageError
-) -> Iterator[None]:
-    """Turn exceptions of a user's code into an error of one line.
-
-    Args:
-        problem: what could not be done, or a function that returns it.
-        kind: class of the error.
-    """
-    try:
-        yield
-    except (EsperError, Warning):
-        raise
-    except Exception as error:
-        what = problem if isinstance(problem, str) else problem()
-        raise kind(f"{what}: {describe_exception(error)}") from error
 
 
 def describe_exception(error: Exception) -> str:
