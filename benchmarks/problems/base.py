@@ -17,10 +17,9 @@ from torch import Tensor
 
 from esper.kasmina.contribution import Measured
 from esper.kasmina.costs import row_costs
-from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
-from esper.kasmina.signals import TrackerState, row_facts
+from esper.kasmina.signals import GovernorConfig, TrackerState, row_facts
 from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.state import GateConfig, SlotState
 from esper.lab.imagined import ImaginedEngine, imagined_costs

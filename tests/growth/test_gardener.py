@@ -18,8 +18,8 @@ from esper.growth.gardener import MEMORY, Gardener
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.costs import gate_flops, seed_flops
 from esper.kasmina.garden import Garden
-from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import Outcome
+from esper.kasmina.signals import GovernorConfig
 from esper.kasmina.slot_table import OperationResult, describe_decision, slot_records
 from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.actions import CAUSAL_HEADS, LifecycleOp, placeholder_actions

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from esper.kasmina import slot_table
 from esper.kasmina.contribution import Measured
-from esper.kasmina.governor import GovernorConfig, Panic
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
-from esper.kasmina.signals import row_facts
+from esper.kasmina.signals import GovernorConfig, Panic, row_facts
 from esper.kasmina.state import GateConfig, SlotState, empty_state
 from esper.lab.imagined import ImaginedEngine
 from esper.leyline.actions import Command, LifecycleOp, decode_actions, placeholder_actions

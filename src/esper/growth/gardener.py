@@ -32,10 +32,9 @@ from esper.growth.config import (
 from esper.growth.engine import OwnersEngine, Ranks
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
-from esper.kasmina.governor import Panic
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.row_group import RowGroup, measure_by_ablation
-from esper.kasmina.signals import Rates
+from esper.kasmina.signals import Panic, Rates
 from esper.kasmina.slot_table import describe_decision, slot_records
 from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.actions import LifecycleOp, decode_actions

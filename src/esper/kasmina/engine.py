@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from esper.kasmina.contribution import GradientSample
 from esper.kasmina.garden import Garden
-from esper.kasmina.governor import GradientSample
 from esper.kasmina.state import SlotState, empty_state
 from esper.utils.process import Pending
 from esper.utils.storage import check_count, check_tensors

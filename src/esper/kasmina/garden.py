@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names, immediate_table
+from esper.kasmina.contribution import GradientSample, sample_gradients
 from esper.kasmina.costs import RowCosts, row_costs, slot_costs, with_copies
-from esper.kasmina.governor import GradientSample, sample_gradients
 from esper.kasmina.lifecycle import Applied, GardenConfig
 from esper.kasmina.operations import check_immediate, make_command, parse_choice
 from esper.kasmina.saving import baked_copy, read_garden, save_garden

@@ -28,20 +28,18 @@ from esper.kasmina.contribution import (
     values_in_points,
 )
 from esper.kasmina.engine import Engine, EpochResult, EvaluatedEngine, RemoteEngine, RowWeights
-from esper.kasmina.governor import (
+from esper.kasmina.lifecycle import Applied
+from esper.kasmina.signals import (
     GovernorConfig,
     GovernorState,
     Panic,
-    govern,
-    start_governing,
-)
-from esper.kasmina.lifecycle import Applied
-from esper.kasmina.signals import (
     Rates,
     RowFacts,
     TrackerConfig,
     TrackerState,
+    govern,
     read_signals,
+    start_governing,
     start_tracking,
     track_epoch,
     unknown_rates,

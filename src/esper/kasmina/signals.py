@@ -14,6 +14,7 @@ from esper.kasmina.slot_table import SlotTable
 from esper.leyline.actions import TensorRecord
 from esper.leyline.config import Config, option
 from esper.leyline.controller import pace, shortened
+from esper.leyline.rules import CodeWithText
 from esper.leyline.signals import HISTORY, Signals
 
 LEAST_PROGRESS = 0.1  # Progress, as a share of the first loss, that is assumed at least.
@@ -299,3 +300,99 @@ def read_signals(
         seed_flops=costs.seeds.seed_flops,
         twin_score=twin_score.to(torch.float32),
     )
+
+
+# ---- The governor: notices when a row's training has gone wrong, before it can spoil a snapshot
+#
+# There are three panics: a loss that is not finite; a loss that falls back to chance after it was
+# well below it; a loss that explodes three epochs in a row. Whoever owns the weights restores them.
+
+
+WINDOW = 20  # Losses that are remembered.
+MIN_SAMPLES = 10  # Losses needed before anything but NaN is judged.
+SIGMAS = 6.0  # Standard deviations above the mean of a divergence.
+FACTOR = 3.0  # Times the mean of a divergence.
+LEARNED_SHARE = 0.6  # Share of the chance loss below which a host has learned.
+CHANCE_SHARE = 0.065  # Distance to the chance loss, as a share of it, that counts as chance.
+
+
+@dataclass(frozen=True, kw_only=True)
+class GovernorConfig(Config):
+    """When the governor panics, and how often it takes a snapshot."""
+
+    is_on: bool = option(True, "Whether rows are watched at all.")
+    snapshot_every: int = option(5, "Epochs between snapshots.", minimum=1)
+    max_loss: float = option(
+        12.0, "A loss below this is never a divergence (15 for text).", above=0.0
+    )
+    patience: int = option(3, "Diverged epochs in a row that are a panic.", minimum=1)
+
+
+class Panic(CodeWithText):
+    """Why a row is rolled back."""
+
+    NONE = 0, "nothing is wrong"
+    NOT_FINITE = 1, "the validation loss was not finite"
+    LOBOTOMY = 2, "the network fell back to the loss of guessing"
+    DIVERGENCE = 3, "the validation loss exploded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GovernorState(TensorRecord):
+    """What is remembered about every row."""
+
+    losses: Tensor
+    """float64 [R, window], newest last, NaN where not yet there."""
+    anomalies: Tensor
+    """int64 [R], diverged epochs in a row."""
+
+
+def start_governing(rows: int, device: torch.device | str = "cpu") -> GovernorState:
+    """Return the state before the first epoch."""
+    unknown = torch.full((rows, WINDOW), math.nan, dtype=torch.float64, device=device)
+    return GovernorState(
+        losses=unknown, anomalies=torch.zeros(rows, dtype=torch.int64, device=device)
+    )
+
+
+def govern(
+    state: GovernorState, loss: Tensor, chance_loss: Tensor | float, config: GovernorConfig
+) -> tuple[GovernorState, Tensor]:
+    """Take over one epoch's validation loss [R]; return the state and int64 [R], a `Panic`.
+
+    `chance_loss` (one number or [R]) is that of a network that only guesses; where nobody knows it
+    is NaN, which compares false.
+    """
+    known = torch.isfinite(state.losses)
+    count = known.sum(1)
+    filled = torch.where(known, state.losses, torch.zeros_like(state.losses))
+    mean = filled.sum(1) / count.clamp(min=1)
+    spread = torch.where(known, (state.losses - mean[:, None]).square(), torch.zeros_like(filled))
+    sigma = (spread.sum(1) / count.clamp(min=1)).sqrt()
+    judged = count >= MIN_SAMPLES
+    finite = torch.isfinite(loss)
+
+    had_learned = mean < LEARNED_SHARE * chance_loss
+    at_chance = (loss - chance_loss).abs() < CHANCE_SHARE * chance_loss
+    lobotomy = judged & had_learned & at_chance & finite
+    anomaly = (
+        judged
+        & finite
+        & (loss > config.max_loss)
+        & (loss > mean + SIGMAS * sigma)
+        & (loss > FACTOR * mean)
+    )
+    anomalies = torch.where(anomaly, state.anomalies + 1, torch.zeros_like(state.anomalies))
+    divergence = anomalies >= config.patience
+
+    panic = torch.zeros_like(state.anomalies)
+    panic = torch.where(divergence, int(Panic.DIVERGENCE), panic)
+    panic = torch.where(lobotomy, int(Panic.LOBOTOMY), panic)
+    panic = torch.where(~finite, int(Panic.NOT_FINITE), panic)
+
+    # Anomalies and panics are no part of what is normal.
+    keep = (panic == 0) & ~anomaly
+    shifted = torch.cat([state.losses[:, 1:], loss[:, None]], 1)
+    losses = torch.where(keep[:, None], shifted, state.losses)
+    anomalies = torch.where(panic != 0, torch.zeros_like(anomalies), anomalies)
+    return GovernorState(losses=losses, anomalies=anomalies), panic

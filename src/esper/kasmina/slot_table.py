@@ -14,9 +14,13 @@ from torch import Tensor
 
 from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
-from esper.kasmina.contribution import Measured, record_contributions
+from esper.kasmina.contribution import (
+    GradientSample,
+    Measured,
+    record_contributions,
+    record_gradients,
+)
 from esper.kasmina.costs import RowCosts, fitting_blueprints, slot_flops
-from esper.kasmina.governor import GradientSample, record_gradients
 from esper.kasmina.lifecycle import (
     Applied,
     LifecycleConfig,

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import drawn_names, selectable
-from esper.kasmina.contribution import Measured
+from esper.kasmina.contribution import GradientSample, Measured
 from esper.kasmina.costs import NOT_FOR_THE_SLOT, SlotCosts, row_costs
 from esper.kasmina.engine import EpochResult, RowWeights, empty_sample
-from esper.kasmina.governor import GovernorConfig, GradientSample
 from esper.kasmina.lifecycle import Applied, LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
-from esper.kasmina.signals import row_facts
+from esper.kasmina.signals import GovernorConfig, row_facts
 from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.state import GateConfig, SlotState
 from esper.leyline.actions import Actions, LifecycleOp, decode_actions, placeholder_actions

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from esper.kasmina.engine import EpochResult, RowWeights
-from esper.kasmina.governor import MIN_SAMPLES, GovernorConfig
+from esper.kasmina.signals import MIN_SAMPLES, GovernorConfig
 from esper.lab.population.engine import Strategy
 from esper.lab.population.population import Population
 from esper.lab.population.task_group import TaskGroup, merge_signals, merge_views

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina.governor import Panic
+from esper.kasmina.signals import Panic
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.stages import SeedStage
 from esper.simic.training.outcome import RoundOutcome, find_seed_events

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.problems.graded import GradedProblem
-from esper.kasmina.governor import Panic
+from esper.kasmina.signals import Panic
 from esper.leyline.actions import Actions, LifecycleOp
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals

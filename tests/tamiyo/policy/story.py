@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from esper.kasmina.contribution import record_contributions
-from esper.kasmina.governor import GradientSample, record_gradients
+from esper.kasmina.contribution import GradientSample, record_contributions, record_gradients
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, tick
 from esper.kasmina.signals import (
     TrackerConfig,

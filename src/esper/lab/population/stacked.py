@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from esper.kasmina.contribution import GradientSample, summarise
 from esper.kasmina.engine import EpochResult, Moments, RowWeights, empty_sample
-from esper.kasmina.governor import GradientSample, summarise
 from esper.kasmina.optimizer import GRADIENT_STRIDE
 from esper.kasmina.state import SlotState
 from esper.lab.population.batches import BatchBuffers, RowSamples

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
+from esper.kasmina.contribution import GradientSample
 from esper.kasmina.engine import EpochResult, RowWeights
-from esper.kasmina.governor import GradientSample
 from esper.kasmina.state import SlotState
 from esper.lab.population.engine import Condition, PopulationConfig, SlotSpec
 from esper.lab.population.worker_handle import WorkerError

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from esper.kasmina.governor import Panic
+from esper.kasmina.signals import Panic
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.rules import is_in
 from esper.leyline.stages import COOLDOWN_STAGES, SeedStage

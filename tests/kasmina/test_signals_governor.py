@@ -8,13 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from esper.kasmina.governor import (
-    GovernorConfig,
-    GovernorState,
-    Panic,
-    govern,
-    start_governing,
-)
+from esper.kasmina.signals import GovernorConfig, GovernorState, Panic, govern, start_governing
 
 CHANCE = math.log(10)
 CONFIG = GovernorConfig()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.governor import (
+from esper.kasmina.contribution import (
     EXPLODING,
     VANISHING,
     GradientSample,
