@@ -1,4 +1,4 @@
-"""Conformance batteries: what every plug-in must satisfy, for third parties to run on theirs."""
+"""Conformance checks for plug-ins, which third parties can run on their own."""
 
 from __future__ import annotations
 

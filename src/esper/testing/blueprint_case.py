@@ -1,4 +1,4 @@
-"""One blueprint at one width of one topology, with a host for it: what the battery tries."""
+"""The unit of the blueprint checks: one blueprint at one width of one topology, with a host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from esper.leyline.stages import BlendStyle
 from esper.utils.randomness import seeded
 
 SLOT = "body"
-"""Name of the slot in the battery's hosts."""
+"""Name of the slot in the hosts."""
 
 CLASSES = 5
 BATCH = 8
@@ -30,7 +30,7 @@ INPUT_SHAPES: dict[Topology, tuple[int, ...]] = {
 
 
 class _Past(nn.Module):
-    """Adds to every position the mean of what came before: the host of sequences is causal."""
+    """Adds the mean of the positions up to each one, so that the host of sequences is causal."""
 
     def forward(self, x: Tensor) -> Tensor:
         count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)
@@ -60,11 +60,11 @@ class Case:
     trail: tuple[str, ...] = field(default=())
 
     def at(self, *trail: str) -> Case:
-        """Return the case with more words about where in the battery it is."""
+        """Return the case with further words for messages."""
         return Case(self.blueprint, self.topology, self.channels, (*self.trail, *trail))
 
     def run(self, what: str, check: Callable[[Case], None]) -> None:
-        """Run a part of the battery; whatever the blueprint raises is a failure of that part."""
+        """Run a check; any exception of the blueprint is a failure of the check."""
         case = self.at(what)
         try:
             check(case)
@@ -75,23 +75,23 @@ class Case:
             raise AssertionError(f"{case}: raised {type(error).__name__}: {first}") from error
 
     def require(self, condition: bool, message: str) -> None:
-        """Raise with the place in the battery unless the condition holds."""
+        """Raise AssertionError with the case unless the condition holds."""
         if not condition:
             raise AssertionError(f"{self}: {message}")
 
     def build(self, key: int = 0) -> nn.Module:
-        """Return a fresh seed; of a blueprint that copies, a block to copy."""
+        """Return a new seed; for a blueprint that copies blocks, a block to copy."""
         with seeded("check_blueprint", key):
             if self.blueprint.is_copy:
                 return self._body(nn.Identity())
             return self.blueprint.build(self.channels, self.topology)
 
     def stirred(self, key: int = 0) -> nn.Module:
-        """Return a seed whose parameters have all moved."""
+        """Return a seed with all parameters changed at random."""
         return stir(self.build(key), key)
 
     def activation(self, key: int = 0) -> Tensor:
-        """Return what may arrive at a slot."""
+        """Return an activation for the slot."""
         with seeded("activation", key):
             if self.topology == "cnn":
                 return torch.randn(BATCH, self.channels, *INPUT_SHAPES["cnn"][1:])
@@ -124,7 +124,7 @@ class Case:
         return nn.Sequential(OrderedDict(stem=stem, body=body, tail=tail))
 
     def _body(self, last: nn.Module) -> nn.Module:
-        """Return what stands in front of the slot; residual for a blueprint that copies it."""
+        """Return the block before the slot; residual for a blueprint that copies it."""
         width = self.channels
         if self.topology == "cnn":
             body = nn.Sequential(group_norm(width), nn.Conv2d(width, width, 3, padding=1))
@@ -140,7 +140,7 @@ class Case:
         rectified: bool = True,
         draw: int = 0,
     ) -> Garden:
-        """Return a garden around a fresh host, with a seed of this blueprint in TRAINING."""
+        """Return a garden around a new host, with a seed of this blueprint in TRAINING."""
         lifecycle = LifecycleConfig(gates=GateConfig(min_training_epochs=0))
         config = GardenConfig(lifecycle=lifecycle, training_mode=mode, seed=draw)
         garden = Garden(
@@ -163,7 +163,7 @@ class Case:
 
 
 def stir(module: nn.Module, key: int = 0) -> nn.Module:
-    """Move every parameter, so that no zero of the start hides anything."""
+    """Change every parameter at random, because initial zeros could hide errors."""
     with seeded("stir", key), torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)

@@ -1,4 +1,4 @@
-"""The conformance battery of blueprints: what every seed must hold in every slot that takes it."""
+"""The conformance checks of blueprints, for every slot that a blueprint fits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import copy
 import math
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,46 +24,46 @@ from esper.leyline.stages import BlendStyle
 from esper.testing.blueprint_case import BATCH, SLOT, Case, stir
 
 STEPS = 3
-"""Optimizer steps within which every parameter must have had a gradient."""
+"""Optimizer steps within which every parameter must get a gradient."""
 
 LARGEST_RATIO = 20.0
-"""Most a gradient tensor of a fresh seed may exceed the host's, both as RMS per parameter.
+"""Largest ratio of a new seed's gradient to the host's, both as RMS per parameter.
 
-On the hosts of this battery sound seeds stay below 12; a zero in front of a norm, which multiplies
+On the hosts of these checks sound seeds stay below 12. A zero in front of a norm, which multiplies
 its first gradient by 1 / sqrt(eps) = 316, gives 40 (behind three layers) to 200 (behind one).
 """
 
 NO_VMAP = "no_vmap"
-"""Class attribute by which a seed says in one sentence why it cannot run under `torch.vmap`."""
+"""Class attribute with one sentence on why a seed cannot run under `torch.vmap`."""
 
 _MODES: tuple[TrainingMode, ...] = ("straight_through", "shadow")
 _DRAWS = 8
-"""Initial weights within which every parameter must have had a gradient: both units of a narrow
-rectified layer are negative for a whole batch in one draw of four, which is nobody's fault."""
+"""Initialisations within which every parameter must get a gradient: in one of four, both units of a
+narrow ReLU layer are negative for a whole batch, which is only bad luck."""
 
 _STACKED = 3
 _ROUNDING = 1e-5
 
 
 def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
-    """Raise AssertionError where a registered blueprint breaks the contract of seeds.
+    """Raise AssertionError if a registered blueprint breaks the contract of seeds.
 
-    For each of its topologies, each width and each blend style, in small hosts made on the spot:
+    The checks run for each of its topologies, each width and each blend style, in small hosts:
 
-    * the module: same shape and dtype out as in, the identity at the start where promised, its
-      input and its buffers left alone, on a sequence no look ahead unless its attribute
-      `is_causal` is set to False, built alike from one random
-      stream and also without memory (the meta device), `state_dict` and `deepcopy`, bfloat16 and
-      autocast, `torch.vmap` over stacked parameters (or a sentence why not in `no_vmap`);
-    * in TRAINING, in both modes: the host's outputs and gradients are those of the host alone to
-      the bit, some parameter of the seed has a gradient at the first batch and every one within
-      three, none of them out of scale with the host's;
-    * blended: at alpha = 0 the host to the bit, at alpha = 1 a gradient for every parameter
-      upstream of the slot; saved, loaded and copied without a difference.
+    * as a module: it keeps shape and dtype; it is the identity at the start if it promises so; it
+      changes neither its input nor its buffers; on a sequence it is causal, unless its attribute
+      `is_causal` is False; equal random streams build equal weights, also on the meta device;
+      `state_dict`, `deepcopy`, bfloat16, autocast, and `torch.vmap` over stacked parameters work
+      (or `no_vmap` says in a sentence why not);
+    * in TRAINING, in both modes: outputs and gradients of the host are bit-equal to those of the
+      host alone; some parameter of the seed gets a gradient from the first batch and every one
+      within three, none of them out of scale with the host's;
+    * blended: at alpha = 0 it is bit-equal to the host; at alpha = 1 every parameter before the
+      slot gets a gradient; saving, loading and copying make no difference.
 
-    A unit can be dead by the luck of one draw; what has no gradient with any of eight initial
-    weights is refused. Seeds that are copies of blocks (`kin`) are tried as copies of residual
-    blocks, both blended in and, against a host that has the block twice, at once.
+    A parameter fails only if it gets no gradient with any of eight initialisations. Blueprints that
+    copy blocks (`kin`) are checked as copies of residual blocks: blended in, and at full amplitude
+    from the first step against a host that has the block twice.
 
     Args:
         name: The name it is registered under.
@@ -152,17 +153,22 @@ def _check_module_causality(case: Case) -> None:
 
 
 def _check_copies(case: Case) -> None:
-    x = case.activation()
-    seed = case.stirred(1).eval()
+    seed, loaded = case.stirred(1).eval(), case.build(2).eval()
+    loaded.load_state_dict(seed.state_dict())
+    _require_equal_copies(case, seed, case.activation(), {"a state_dict": loaded})
+
+
+def _require_equal_copies(
+    case: Case, model: nn.Module, x: Tensor, others: Mapping[str, nn.Module]
+) -> None:
+    """Require equal outputs of a model, of others by how they were made, and of a deepcopy."""
+    copied = copy.deepcopy(model)
     with torch.no_grad():
-        expected = seed(x)
-        loaded = case.build(2).eval()
-        loaded.load_state_dict(seed.state_dict())
-        case.require(torch.equal(loaded(x), expected), "outputs differ after a state_dict")
-        copied = copy.deepcopy(seed)
-        case.require(torch.equal(copied(x), expected), "outputs differ after a deepcopy")
+        expected = model(x)
+        for how, other in {**others, "a deepcopy": copied}.items():
+            case.require(torch.equal(other(x), expected), f"outputs differ after {how}")
         stir(copied, 3)
-        case.require(torch.equal(seed(x), expected), "a deepcopy shares its parameters")
+        case.require(torch.equal(model(x), expected), "a deepcopy shares its parameters")
 
 
 def _check_vmap(case: Case) -> None:
@@ -180,7 +186,7 @@ def _check_vmap(case: Case) -> None:
         return out
 
     with warnings.catch_warnings():
-        # Where PyTorch has no batching rule it loops, and says so: slower, and still right.
+        # Without a batching rule PyTorch loops and warns: slower, but right.
         warnings.filterwarnings("ignore", "There is a performance drop")
         stacked = torch.vmap(call)(parameters, buffers, x)
     looped = torch.stack([seed(row) for seed, row in zip(seeds, x, strict=True)])
@@ -218,13 +224,10 @@ def _check_in_garden(case: Case, style: BlendStyle) -> None:
     for mode in _MODES:
         for rectified in (True, False):
             sign = "non-negative" if rectified else "signed"
-
-            def training(case: Case, mode: TrainingMode = mode, sign: bool = rectified) -> None:
-                _check_training(case, style, mode, rectified=sign)
-
+            training = partial(_check_training, style=style, mode=mode, rectified=rectified)
             case.run(f"TRAINING in mode {mode!r} on {sign} activations", training)
-    case.run("blended", lambda case: _check_blended(case, style))
-    case.run("bfloat16", lambda case: _check_bfloat16(case, style))
+    case.run("blended", partial(_check_blended, style=style))
+    case.run("bfloat16", partial(_check_bfloat16, style=style))
 
 
 def _check_training(case: Case, style: BlendStyle, mode: TrainingMode, *, rectified: bool) -> None:
@@ -244,10 +247,10 @@ def _check_training(case: Case, style: BlendStyle, mode: TrainingMode, *, rectif
 
 
 def _train(case: Case, garden: Garden, alone: nn.Module) -> tuple[bool, set[str]]:
-    """Take a few steps beside the host alone.
+    """Train a garden and the host alone for a few steps.
 
-    Returns whether any parameter of the seed had a gradient at the first, and those that had none
-    at any.
+    Returns whether any parameter of the seed got a gradient in the first step, and the parameters
+    that got none in any.
     """
     seed = dict(garden.seedbed[0].named_parameters())
     optimizer = torch.optim.SGD(garden.parameters(), lr=0.1)
@@ -267,7 +270,7 @@ def _train(case: Case, garden: Garden, alone: nn.Module) -> tuple[bool, set[str]
 
 
 def _check_isolation(case: Case, garden: Garden, alone: nn.Module) -> None:
-    """Take one batch through both networks; leave its gradients behind."""
+    """Run forward and backward of one batch through both networks, and compare them."""
     x, y = case.batch()
     outputs: list[Tensor] = []
 
@@ -287,13 +290,10 @@ def _check_isolation(case: Case, garden: Garden, alone: nn.Module) -> None:
     with torch.no_grad():
         case.require(torch.equal(garden.eval()(x), alone(x)), "the host's outputs change in eval")
     garden.train()
-    for (name, inside), outside in zip(
-        garden.model.named_parameters(), alone.parameters(), strict=True
-    ):
-        case.require(
-            torch.equal(_gradient(inside), _gradient(outside)),
-            f"the gradient of the host's {name} changes",
-        )
+    pairs = zip(garden.model.named_parameters(), alone.parameters(), strict=True)
+    for (name, one), other in pairs:
+        same = torch.equal(_gradient(one), _gradient(other))
+        case.require(same, f"the gradient of the host's {name} changes")
 
 
 def _check_scale(case: Case, garden: Garden) -> None:
@@ -325,7 +325,7 @@ def _check_blended(case: Case, style: BlendStyle) -> None:
 
 
 def _blended(case: Case, style: BlendStyle, draw: int) -> tuple[Garden, Garden]:
-    """Return two gardens with a seed at alpha = 1: as it was drawn, and with all of it moved."""
+    """Return two gardens with a seed at alpha = 1: with its initial weights, and with others."""
     x, _ = case.batch()
     fresh = case.garden(style, draw=draw)
     garden = copy.deepcopy(fresh)
@@ -344,22 +344,17 @@ def _blended(case: Case, style: BlendStyle, draw: int) -> tuple[Garden, Garden]:
 
 
 def _check_garden_copies(case: Case, garden: Garden, x: Tensor) -> None:
-    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        expected = garden(x)
+    with tempfile.TemporaryDirectory() as folder:
         garden.save(Path(folder, "garden"))
         loaded = load_garden(Path(folder, "garden"), model=case.host()).eval()
-        case.require(torch.equal(loaded(x), expected), "outputs differ after save and load")
-        fresh = Garden(case.host(), [SLOT], x, axes=USUAL_AXES[case.topology], config=garden.config)
-        fresh.load_state_dict(garden.state_dict())
-        case.require(torch.equal(fresh.eval()(x), expected), "outputs differ after a state_dict")
-        copied = copy.deepcopy(garden)
-        case.require(torch.equal(copied(x), expected), "outputs differ after a deepcopy")
-        stir(copied, 1)
-        case.require(torch.equal(garden(x), expected), "a deepcopy shares its parameters")
+    fresh = Garden(case.host(), [SLOT], x, axes=USUAL_AXES[case.topology], config=garden.config)
+    fresh.load_state_dict(garden.state_dict())
+    others = {"save and load": loaded, "a state_dict": fresh.eval()}
+    _require_equal_copies(case, garden, x, others)
 
 
 def _check_at_once(case: Case) -> None:
-    """Compare a copy at full amplitude from the first step with a host that has its block twice."""
+    """Compare a copy at full amplitude with a host that has its block twice."""
     x, y = case.batch()
     host = case.host()
     block = host.get_submodule(SLOT)
@@ -379,7 +374,7 @@ def _check_at_once(case: Case) -> None:
 
 
 def _in_order(garden: Garden) -> list[nn.Parameter]:
-    """Return the parameters as they lie on the way from inputs to outputs."""
+    """Return the parameters in the order from inputs to outputs."""
     parts = [garden.model.get_submodule(name) for name in ("stem", SLOT, "tail")]
     parts.insert(2, garden.seedbed)
     return [parameter for part in parts for parameter in part.parameters()]
@@ -416,7 +411,7 @@ def _check_bfloat16(case: Case, style: BlendStyle) -> None:
             garden.tick()
 
 
-# -- what the checks are made of ------------------------------------------------------------------
+# -- helpers --------------------------------------------------------------------------------------
 
 
 def _require_like(case: Case, out: object, x: Tensor) -> None:
@@ -428,7 +423,7 @@ def _require_like(case: Case, out: object, x: Tensor) -> None:
 
 
 def _require_causal(case: Case, model: nn.Module, x: Tensor) -> None:
-    """Change the last positions; nothing before them may notice."""
+    """Require that changes of the last positions have no effect on earlier ones."""
     before = model(x)
     for position in range(1, x.shape[1]):
         changed = x.clone()
@@ -441,7 +436,7 @@ def _require_causal(case: Case, model: nn.Module, x: Tensor) -> None:
 
 
 def _untouched(case: Case, garden: Garden, part: nn.Module) -> list[str]:
-    """Return the parameters of this part of a blended garden that have no gradient."""
+    """Return the parameters of a part of a blended garden that get no gradient."""
     x, y = case.batch()
     _loss(garden(x), y).backward()
     return [

@@ -1,4 +1,4 @@
-"""The conformance battery of controllers: what every controller must hold, whatever it decides."""
+"""The conformance checks of controllers, and tools that other checks share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from esper.leyline.stages import (
 from esper.tamiyo.controllers import make_controller
 from esper.utils.randomness import generator
 
-# ---- What the batteries share: a requirement with its message, and equality of nested states
+# ---- Tools of several checks
 
 
 def require(condition: bool, message: str) -> None:
@@ -56,7 +56,85 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-# ---- Random but valid signals and masks, for tests of whatever reads them
+def check_plain(value: Any, where: str = "state_dict()") -> None:
+    """Raise AssertionError unless a state consists of plain data and tensors."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            require(isinstance(key, str), f"{where} has the key {key!r}; keys must be text")
+            check_plain(item, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            check_plain(item, f"{where}[{index}]")
+    else:
+        plain = value is None or type(value) in (bool, int, float, str)
+        require(
+            plain or isinstance(value, Tensor),
+            f"{where} is a {type(value).__name__}; use numbers, text, lists, dicts and tensors",
+        )
+
+
+class HasState(Protocol):
+    """A controller or a reward: an object with a memory."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the memory."""
+
+
+T = TypeVar("T", bound=HasState)
+
+
+def check_memory(
+    make: Callable[[], T],
+    reset: Callable[[T], None],
+    first: Callable[[T, int], Any],
+    again: Callable[[T, int], Any],
+    steps: int,
+    where: str = "",
+) -> None:
+    """Raise unless a restored or reset object repeats its steps.
+
+    Args:
+        make: returns a new object.
+        reset: makes an object start again.
+        first: takes a step by number for the first time and returns its result.
+        again: repeats a step and returns its result.
+        steps: number of steps; the memory is saved after half of them.
+        where: start of every message.
+    """
+    middle = steps // 2
+    played = make()
+    reset(played)
+    results = [first(played, step) for step in range(middle)]
+    state = played.state_dict()
+    check_plain(state)
+    saved = copy.deepcopy(state)
+    results += [first(played, step) for step in range(middle, steps)]
+    require(same(state, saved), f"{where}state_dict() changed in later steps; return copies")
+
+    def repeat(one: T, start: int, when: str) -> None:
+        for step in range(start, steps):
+            require(
+                same(again(one, step), results[step]),
+                f"{where}after {when}, step {step} gave another result than before",
+            )
+
+    restored = make()
+    restored.load_state_dict(copy.deepcopy(saved))
+    require(
+        same(restored.state_dict(), saved),
+        f"{where}state_dict() after load_state_dict(state) is not the state",
+    )
+    repeat(restored, middle, "load_state_dict")
+    played.load_state_dict(copy.deepcopy(saved))
+    repeat(played, middle, "load_state_dict of an earlier state")
+    reset(played)
+    repeat(played, 0, "reset")
+
+
+# ---- Random but valid signals and masks
 
 
 BLUEPRINTS_BY_TOPOLOGY: dict[Topology, tuple[str, ...]] = {
@@ -67,7 +145,7 @@ BLUEPRINTS_BY_TOPOLOGY: dict[Topology, tuple[str, ...]] = {
     )
     for kind in TOPOLOGIES
 }
-"""The built-in blueprints that random slots allow, by kind of activation."""
+"""The built-in blueprints that fit, by topology."""
 
 EMPTY = -1
 _VECTOR = TOPOLOGIES.index("vector")
@@ -75,7 +153,7 @@ _OCCUPIED = (*LIVE_STAGES, SeedStage.FOSSILIZED, *COOLDOWN_STAGES)
 
 
 class _Draws:
-    """Short names for the draws below, all from one generator."""
+    """Draws from one generator."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -105,8 +183,8 @@ class _Draws:
 def random_signals(rows: int, slots: int, generator: torch.Generator) -> tuple[Signals, Masks]:
     """Return signals of random hosts and the masks the rules give for them.
 
-    Every field takes values it can have, absent ones included; fields that depend on each other
-    agree. About one call in four speaks of negative losses instead of accuracies.
+    Every field has values that it can take in a run, absent ones included, and dependent fields
+    agree. About one call in four has negative losses for scores, the others accuracies.
     """
     draw = _Draws(generator)
     shape = (rows, slots)
@@ -213,9 +291,9 @@ def random_signals(rows: int, slots: int, generator: torch.Generator) -> tuple[S
 
 
 def _random_fits(rows: int, slots: int, draw: _Draws) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return which blueprints fit each slot [R, S, B], and one [R, S] that a seed may have.
+    """Return which blueprints fit each slot [R, S, B], and a fitting one [R, S].
 
-    Then the slots' topologies [R, S], and which blueprints are for those [R, S, B].
+    Then the topologies of the slots [R, S], and which blueprints are for those [R, S, B].
     """
     table = torch.zeros(len(TOPOLOGIES), len(BUILTIN_BLUEPRINTS), dtype=torch.bool)
     for index, kind in enumerate(TOPOLOGIES):
@@ -225,12 +303,12 @@ def _random_fits(rows: int, slots: int, draw: _Draws) -> tuple[Tensor, Tensor, T
     fits = table[topology]
     weight = draw.uniform(0.1, 1.0, rows, slots, len(BUILTIN_BLUEPRINTS))
     blueprint = (weight * fits).argmax(-1)
-    # Now and then nothing fits, as when a limit of parameters is reached.
+    # In some slots nothing fits, as when a limit is reached.
     return fits & ~draw.chance(0.05, rows, slots, 1), blueprint, topology, fits
 
 
 def _random_alpha(stage: Tensor, draw: _Draws) -> tuple[Tensor, Tensor, Tensor]:
-    """Return alpha, its target and its mode, as they can be in these stages."""
+    """Return alpha, its target and its mode, valid for these stages."""
     shape = tuple(stage.shape)
     blending = stage == int(SeedStage.BLENDING)
     full = (stage == int(SeedStage.HOLDING)) | (stage == int(SeedStage.FOSSILIZED))
@@ -260,21 +338,20 @@ def check_controller(
     steps: int = 40,
     seed: int = 0,
 ) -> None:
-    """Run a controller over random situations and raise where it breaks the protocol.
+    """Run a controller on random signals and raise if it breaks the protocol.
 
-    Checked are: the protocol's methods; actions with every head as int64 [rows] that the masks
-    allow and with placeholders in the heads their op does not use; signals and masks left as they
-    were; a memory of plain data and tensors that, loaded into a fresh controller in the middle of
-    a run, gives the same actions from then on; and `reset`, after which everything repeats.
+    The checks: it has the methods of the protocol; actions have every head as int64 [rows], are
+    legal, and have placeholders in the heads that their op does not use; signals and masks are not
+    changed; the memory is plain data and tensors, and a new controller that loads it continues with
+    the same actions; after `reset` everything repeats.
 
     Args:
-        controller: Its name, as in 'every_nth:4', or what returns a new one for a context each time
-            it is called. Its slots are called r0c0, r0c1 and so on, its blueprints are the built-in
-            ones.
+        controller: Its name, as in 'every_nth:4', or a function that returns a new controller for a
+            context. The slots are called r0c0, r0c1, ...; the blueprints are the built-in ones.
         rows: Numbers of rows to try.
         slots: Number of slots.
         steps: Decisions per run.
-        seed: Names the random situations.
+        seed: Seed of the random signals.
 
     Raises:
         AssertionError: The controller breaks the protocol; the message says where.
@@ -285,12 +362,12 @@ def check_controller(
         factory = controller
     context = ControllerContext(slot_names=tuple(f"r0c{slot}" for slot in range(slots)), seed=seed)
     made = factory(context)
-    _require(
+    require(
         isinstance(made, Controller) and not isinstance(made, type),
         f"{made!r} must be an object with reset, act, state_dict and load_state_dict",
     )
     with warnings.catch_warnings():
-        # Random situations are often ones a controller rightly warns about.
+        # Controllers rightly warn about many random situations.
         warnings.simplefilter("ignore", EsperWarning)
         for count in rows:
             stream = generator(seed, count, slots, "check_controller")
@@ -301,47 +378,30 @@ def check_controller(
 def _check_run(
     factory: ControllerFactory, context: ControllerContext, situations: Sequence[Step], rows: int
 ) -> None:
-    middle = len(situations) // 2
-    controller = factory(context)
-    controller.reset(rows, "cpu")
     run: list[Step] = []
     taken: list[Actions] = []
-    state: dict[str, Any] = {}
-    saved: dict[str, Any] = {}
-    for index, (signals, masks) in enumerate(situations):
-        if index == middle:
-            state = controller.state_dict()
-            check_plain(state)
-            saved = copy.deepcopy(state)
-        # What a controller is told about its last action is what it really did.
+
+    def make() -> Controller:
+        controller = factory(context)
+        controller.reset(rows, "cpu")
+        return controller
+
+    def first(controller: Controller, index: int) -> Actions:
+        signals, masks = situations[index]
+        # The last op in the signals is the one that the controller took.
         last_op = taken[-1]["op"] if taken else torch.zeros_like(signals.last_op)
         run.append((replace(signals, last_op=last_op), masks))
         taken.append(_checked_act(controller, run[-1], index))
-    _require(
-        _same(state, saved), "state_dict() changed while the controller went on; return copies"
+        return taken[-1]
+
+    check_memory(
+        make,
+        lambda controller: controller.reset(rows, "cpu"),
+        first,
+        lambda controller, index: controller.act(*run[index]),
+        len(situations),
+        f"{rows} rows: ",
     )
-
-    restored = factory(context)
-    restored.reset(rows, "cpu")
-    restored.load_state_dict(copy.deepcopy(saved))
-    _require(
-        _same(restored.state_dict(), saved),
-        f"{rows} rows: state_dict() after load_state_dict(state) is not the state",
-    )
-    later = taken[middle:]
-    _require_repeat(restored, run[middle:], later, f"{rows} rows: after load_state_dict")
-    controller.load_state_dict(copy.deepcopy(saved))
-    _require_repeat(controller, run[middle:], later, f"{rows} rows: after going back to a state")
-    controller.reset(rows, "cpu")
-    _require_repeat(controller, run, taken, f"{rows} rows: after reset")
-
-
-def _require_repeat(
-    controller: Controller, run: Sequence[Step], expected: Sequence[Actions], when: str
-) -> None:
-    for index, (step, before) in enumerate(zip(run, expected, strict=True)):
-        again = controller.act(*step)
-        _require(_same(again, before), f"{when}, step {index} gave other actions than before")
 
 
 def _checked_act(controller: Controller, step: Step, index: int) -> Actions:
@@ -349,7 +409,7 @@ def _checked_act(controller: Controller, step: Step, index: int) -> Actions:
     before = _tensors(step)
     actions = controller.act(*step)
     for name, values in _tensors(step).items():
-        _require(_same(values, before[name]), f"step {index}: act() changed {name}")
+        require(same(values, before[name]), f"step {index}: act() changed {name}")
     try:
         check_actions(actions, step[1])
     except AssertionError as error:
@@ -358,7 +418,7 @@ def _checked_act(controller: Controller, step: Step, index: int) -> Actions:
 
 
 def _tensors(step: Step) -> dict[str, Tensor]:
-    """Return a copy of every tensor a controller is shown, by name."""
+    """Return a copy of every tensor of signals and masks, by name."""
     return {
         f"{type(shown).__name__}.{name}": values.clone()
         for shown in step
@@ -367,13 +427,16 @@ def _tensors(step: Step) -> dict[str, Tensor]:
 
 
 def check_actions(actions: Mapping[str, Tensor], masks: Masks) -> None:
-    """Raise AssertionError unless every row's action is complete, legal and canonical."""
-    _require(
+    """Raise AssertionError unless every row's action is complete and legal.
+
+    Heads that the op does not use must have their placeholder.
+    """
+    require(
         set(actions) == set(HEAD_NAMES),
         f"actions must have the heads {', '.join(HEAD_NAMES)}, got {', '.join(actions)}",
     )
     for head, values in actions.items():
-        _require(
+        require(
             values.dtype == torch.int64 and tuple(values.shape) == (masks.rows,),
             f"head {head!r} must be int64 [{masks.rows}], got {values.dtype} {list(values.shape)}",
         )
@@ -383,46 +446,24 @@ def check_actions(actions: Mapping[str, Tensor], masks: Masks) -> None:
 
 def _check_row(row: int, action: dict[str, int], masks: Masks) -> None:
     where = f"row {row}"
-    _require(_allowed(masks.op[row], action["op"]), f"{where}: op {action['op']} is not legal")
+    require(_allowed(masks.op[row], action["op"]), f"{where}: op {action['op']} is not legal")
     op = LifecycleOp(action["op"])
     slots = masks.slot_by_op[row, op]
-    _require(_allowed(slots, action["slot"]), f"{where}: {op.name} at an illegal slot: {action}")
+    require(_allowed(slots, action["slot"]), f"{where}: {op.name} at an illegal slot: {action}")
     for head in HEAD_NAMES:
         if head == "op":
             continue
         if head not in CAUSAL_HEADS[op]:
             wanted = int(slots.nonzero()[0]) if head == "slot" else int(PLACEHOLDERS[head])
-            _require(
+            require(
                 action[head] == wanted,
                 f"{where}: {op.name} does not use {head!r}, which must be {wanted}: {action}",
             )
         elif head != "slot":
             by_slot = masks.blueprint_by_slot[row, action["slot"]]
             mask = by_slot if head == "blueprint" else getattr(masks, head)[row]
-            _require(_allowed(mask, action[head]), f"{where}: {head!r} is not legal: {action}")
-
-
-def check_plain(value: Any, where: str = "state_dict()") -> None:
-    """Raise AssertionError unless a state is made of plain data and tensors only."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _require(isinstance(key, str), f"{where} has the key {key!r}; keys must be text")
-            check_plain(item, f"{where}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            check_plain(item, f"{where}[{index}]")
-    else:
-        plain = value is None or type(value) in (bool, int, float, str)
-        _require(
-            plain or isinstance(value, Tensor),
-            f"{where} is a {type(value).__name__}; use numbers, text, lists, dicts and tensors",
-        )
+            require(_allowed(mask, action[head]), f"{where}: {head!r} is not legal: {action}")
 
 
 def _allowed(mask: Tensor, index: int) -> bool:
     return 0 <= index < len(mask) and bool(mask[index])
-
-
-_require = require
-
-_same = same

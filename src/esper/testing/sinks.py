@@ -1,4 +1,4 @@
-"""The conformance battery of sinks: what every sink must hold, whatever it shows."""
+"""The conformance checks of sinks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ HOSTILE = "<script>alert(1)</script> '); DROP TABLE runs; -- \x1b[31m\x00 \udcff
 
 
 def check_sink(factory: Callable[[], Sink], folder: Path) -> None:
-    """Take a sink through a whole run and a resume, and raise where it breaks the protocol.
+    """Take a sink through a run and a resume, and raise if it breaks the protocol.
 
-    Checked are: the four methods; every kind of record, also with nothing in it and with names
-    nobody should choose; a mark that is plain data; going on from a mark, twice from the same one;
-    going on from nothing; and an end without a record.
+    The checks: it has the four methods; it accepts every kind of record, also empty ones and ones
+    with hostile text; its mark is plain data; it resumes from a mark, twice from the same one, and
+    without a mark; it closes without a record.
 
     Args:
-        factory: Returns a new sink each time it is called.
-        folder: An empty folder that stands for the run folder.
+        factory: Returns a new sink.
+        folder: An empty folder in place of the run folder.
 
     Raises:
         AssertionError: The sink breaks the protocol; the message says where.

@@ -1,4 +1,4 @@
-"""`check_task`: the contract of a task as a function anyone can run on a task of their own."""
+"""The conformance checks of hosts, tasks and families."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from esper.leyline.errors import SlotError, UsageError
 from esper.leyline.slots import TOPOLOGY_BY_RANK
 from esper.utils.randomness import seeded
 
-# ---- `check_host`: the contract of a host as a function anyone can run on a host of their own
+# ---- Hosts
 
 
 def check_host(name: str, options: Mapping[str, Any] | Config | None, example: Tensor) -> None:
-    """Raise with one line if a registered host breaks the contract.
+    """Raise if a registered host breaks the contract.
 
     Args:
         name: The name it is registered under.
@@ -59,7 +59,7 @@ def check_host(name: str, options: Mapping[str, Any] | Config | None, example: T
 
 
 def _check_slots(name: str, host: nn.Module, example: Tensor) -> Tensor:
-    """Run the host once and check what passes through its slots."""
+    """Run the host once and check the activations at its slots."""
     calls: Counter[str] = Counter()
     results: dict[str, object] = {}
     paths = host_slots(host)
@@ -90,22 +90,25 @@ def _check_slots(name: str, host: nn.Module, example: Tensor) -> Tensor:
 
 
 def _check_gradients(name: str, host: nn.Module, outputs: Tensor) -> None:
-    # Squares, because the plain sum of normalised outputs can have a gradient of zero.
+    # Squares, because the sum of normalised outputs can have a gradient of zero.
     outputs.float().square().sum().backward()
     for path, parameter in host.named_parameters():
         if parameter.requires_grad and parameter.grad is None:
             raise UsageError(f"host {name!r}: no gradient reaches {path}; use it or remove it")
 
 
+# ---- Tasks
+
+
 CHECKED_SAMPLES = 8
 
 
 def check_task(name: str, data_path: DataPath | None = None) -> None:
-    """Raise with one line if a registered task breaks the contract.
+    """Raise if a registered task breaks the contract.
 
     Args:
         name: The name it is registered under.
-        data_path: Where its data lies; None for the usual places.
+        data_path: Folder of its data; None for the usual places.
     """
     task = get_task(name)
     config = task.config
@@ -131,7 +134,7 @@ def check_task(name: str, data_path: DataPath | None = None) -> None:
 
 
 def _check_step(task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Take one optimizer step and see that the loss is finite and every parameter takes part."""
+    """Check that the loss of a batch is finite and every parameter gets a gradient."""
     host = task.build_host(0)
     loss, correct = task.objective(host(x), y)
     if loss.shape != x.shape[:1] or not bool(loss.isfinite().all()):
@@ -143,22 +146,22 @@ def _check_step(task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
         raise UsageError(f"task {task.name!r}: the loss does not reach every parameter")
 
 
-# ---- `check_family`: the contract of a family as a function anyone can run on one of their own
+# ---- Families
 
 
 _DRAWN: tuple[FamilySplit, ...] = ("train", "select")
-"""What has to have members: the one is trained on, the best is chosen on the other."""
+"""Splits that must have members: one to train on, one to select the best policy on."""
 
 
 def check_family(name: str, data_path: DataPath | None = None) -> None:
-    """Raise with one line if a registered family breaks the contract.
+    """Raise if a registered family breaks the contract.
 
-    Every architecture of every split is built and runs through the contract of its host, draws are
-    repeated, and the sizes by which members are possible are held against the data.
+    Every architecture of every split is built and checked as a host, draws are repeated, and the
+    declared sizes of the training sets are compared with the data.
 
     Args:
         name: The name it is registered under.
-        data_path: Where its data lies; None for the usual places.
+        data_path: Folder of its data; None for the usual places.
     """
     family = get_family(name)
     for split in _DRAWN:

@@ -153,7 +153,7 @@ class Stuck(Broken):
         (IntegerKeys, "keys must be text"),
         (Aliasing, "return copies"),
         (LosesState, "is not the state"),
-        (Stuck, "gave other actions"),
+        (Stuck, "gave another result"),
     ],
 )
 def test_battery_notices(broken: type[Broken], message: str) -> None:
