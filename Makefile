@@ -94,7 +94,7 @@ docs: setup ## the documentation site in build/site; a warning is an error
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[docs]'
 	$(BIN)/python -m tools.site
 
-pages: setup ## the pages of docs/ that are made from the code
+pages: setup ## the reference pages that are made from the code, as Markdown in build/pages
 	$(BIN)/python -m tools.pages
 
 fmt: setup ## put the code into its standard form

@@ -5,7 +5,7 @@ Run from anywhere: ``python tools/tree_totals.py [--runs] [ROOT]``. It prints
 * lines of code of ``src/esper``: neither blank, nor comment, nor docstring; and those of
   ``benchmarks``, ``tests`` and ``tools``, because code that moves there has not gone away;
 * modules, modules of more than ``LONG`` lines (all lines count here), folders of ``src/esper``;
-* settings: entries of ``docs/settings.md``, and fields declared by ``option(...)``;
+* settings: fields of configurations, declared by ``option(...)``;
 * with ``--runs``, how many files of the package have a function that runs during
   ``esper train smoke``, in this process, on the CPU, and during a second
   ``esper.grow(controller="heuristic")`` of a small CNN on the embedded digits.
@@ -30,7 +30,6 @@ from typing import Any
 
 PACKAGE = Path("src/esper")
 OTHERS = ("benchmarks", "tests", "tools")
-SETTINGS = Path("docs/settings.md")
 LONG = 500
 _SILENT = {
     tokenize.COMMENT,
@@ -68,11 +67,6 @@ def count_options(text: str) -> int:
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "option"
         for node in ast.walk(ast.parse(text))
     )
-
-
-def count_entries(page: str) -> int:
-    """Count the settings on a page: rows of its tables that begin with a key."""
-    return sum(line.startswith("| `") for line in page.splitlines())
 
 
 def files_run(action: Callable[[], object], package: Path) -> set[str]:
@@ -134,12 +128,10 @@ def print_sizes(root: Path) -> None:
     folders = [init.parent for init in package.glob("*/__init__.py")]
     long = [text for text in texts if len(text.splitlines()) > LONG]
     options = sum(map(count_options, texts))
-    page = root / SETTINGS
-    entries = count_entries(page.read_text(encoding="utf-8")) if page.is_file() else 0
     print(f"{PACKAGE.as_posix()}: {sum(map(count_code_lines, texts)):,} lines of code")
     print(f"modules: {len(texts)}, of more than {LONG} lines: {len(long)}")
     print(f"folders: {len(folders)}")
-    print(f"settings: {entries} entries of {SETTINGS.as_posix()}, {options} declared fields")
+    print(f"settings: {options} declared fields")
     for name in OTHERS:
         paths = (root / name).rglob("*.py")
         lines = sum(count_code_lines(path.read_text(encoding="utf-8")) for path in paths)

@@ -4,8 +4,8 @@
     python research/campaign/beside.py --out results/claim_2_beside.json
 
 Static networks and those from scratch were played by four processes, one for each data set and kind
-of host (docs/log.md has the command); their results stand in one file. Wilcoxon's test is over the
-mean log ratios of the 24 members.
+of host (research/log.md has the command); their results stand in one file. Wilcoxon's test is over
+the mean log ratios of the 24 members.
 """
 
 from __future__ import annotations

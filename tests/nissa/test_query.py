@@ -125,7 +125,7 @@ def test_everything_that_reads_is_allowed(run: Path, sql: str) -> None:
     ("sql", "message"),
     [
         ("SELECT nonsense FROM epochs", "no such column: nonsense"),
-        ("SELECT * FROM epoch", "no such table: epoch; docs/telemetry.md lists"),
+        ("SELECT * FROM epoch", "no such table: epoch; the page Telemetry"),
         ("SELEC 1", "syntax error"),
         ("SELECT 1; SELECT 2", "one question at a time"),
         ("", "returns no columns; ask with SELECT"),

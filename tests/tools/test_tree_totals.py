@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.tree_totals import count_code_lines, count_entries, count_options, files_run, main
+from tools.tree_totals import count_code_lines, count_options, files_run, main
 
 SOURCE = '''"""What it is for."""
 
@@ -30,10 +30,8 @@ def test_comments_blanks_and_docstrings_are_no_code() -> None:
     assert count_code_lines('def f():\n    """Do\n\n    nothing."""\n') == 1
 
 
-def test_settings_are_counted_where_they_are_declared_and_on_their_page() -> None:
+def test_settings_are_counted_where_they_are_declared() -> None:
     assert count_options("class A:\n    a: int = option(1)\n    b: int = field(option)\n") == 1
-    page = "# Settings\n\n| key | type |\n|---|---|\n| `a` | text |\n| `b.c` | text |\n"
-    assert count_entries(page) == 2
 
 
 def test_files_whose_functions_run_are_found_in_every_thread(tmp_path: Path) -> None:
@@ -64,8 +62,6 @@ def test_the_totals_are_told_and_do_not_fail(
     (folder / "__init__.py").write_text('"""A folder."""\n')
     (folder.parent / "one.py").write_text(SOURCE)
     (folder.parent / "two.py").write_text("x = option(1)\n" + "\n" * 500)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "settings.md").write_text("| `x` | text |\n")
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "count.py").write_text("X = 1\nY = 2\n")
     assert main([str(tmp_path)]) == 0
@@ -73,7 +69,7 @@ def test_the_totals_are_told_and_do_not_fail(
         "src/esper: 7 lines of code",
         "modules: 3, of more than 500 lines: 1",
         "folders: 1",
-        "settings: 1 entries of docs/settings.md, 1 declared fields",
+        "settings: 1 declared fields",
         "benchmarks: 0 lines of code",
         "tests: 0 lines of code",
         "tools: 2 lines of code",

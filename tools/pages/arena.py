@@ -1,4 +1,4 @@
-"""docs/arena.md: axes, members and rates of the families, from `esper.lab.tasks`."""
+"""The page Arena: axes, members and rates of the families, from `esper.lab.tasks`."""
 
 from __future__ import annotations
 

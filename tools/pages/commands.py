@@ -1,4 +1,4 @@
-"""docs/commands.md: every command with its options, as `--help` has them."""
+"""The page Commands: every command with its options, as `--help` has them."""
 
 from __future__ import annotations
 

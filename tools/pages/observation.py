@@ -1,4 +1,4 @@
-"""docs/observation.md and docs/observation-travelling.md: what a policy sees, number by number."""
+"""The two pages on observations: what a policy sees, number by number."""
 
 from __future__ import annotations
 

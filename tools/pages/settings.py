@@ -1,4 +1,4 @@
-"""docs/settings.md: every key that `--set` takes, with its type, its default and its meaning."""
+"""The page Settings: every key that `--set` takes, with its type, its default and its meaning."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ options such as `--epochs` come after them. A key that does not exist is refused
 that does. Parts that several commands have stand once, at the end ([shared parts](#shared-parts)),
 with what to write before their keys.
 
-This page is made from the code by `python -m tools.pages`.
+This page is made from the code when the site is built.
 """
 
 _COMMANDS: tuple[tuple[str, type[Config], str], ...] = (

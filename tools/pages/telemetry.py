@@ -1,4 +1,4 @@
-"""docs/telemetry.md: tables and columns, names of curves, monitors, from what writes them."""
+"""The page Telemetry: tables and columns, names of curves, monitors, from what writes them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ How a page colours a number. These are no alarms.
 
 
 def render() -> str:
-    """Return the text of `docs/telemetry.md`."""
+    """Return the page."""
     parts = [_INTRODUCTION, "## Tables\n"]
     parts += ["\n".join(_table_lines(table)) + "\n" for table in TABLES.values()]
     parts += [_VIEWS, *("\n".join(_view_lines(view)) + "\n" for view in VIEWS.values())]

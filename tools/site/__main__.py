@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from tools.pages import PAGES
 from tools.site.check import findings
 from tools.site.pages import DOCS, gather
 from tools.site.pictures import put_in
@@ -24,7 +25,8 @@ def build(site: Path) -> list[str]:
     """Build the site and return what is wrong with it."""
     pages = site.with_name(site.name + "-pages")
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    settings["nav"] = gather(ROOT, pages, settings["nav"])
+    made = {name: render() for name, render in PAGES.items()}
+    settings["nav"] = gather(ROOT, pages, settings["nav"], made)
     settings |= {"docs_dir": pages.name, "site_dir": site.name}
     source = settings["plugins"][1]["mkdocstrings"]["handlers"]["python"]
     source["paths"] = [str(ROOT / path) for path in source["paths"]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -43,22 +43,26 @@ def place(path: PurePosixPath, is_folder: bool = False) -> PurePosixPath:
     return new if inside or path.suffix == ".md" else new.with_name(new.name + ".md")
 
 
-def gather(root: Path, into: Path, navigation: list[Any]) -> list[Any]:
+def gather(
+    root: Path, into: Path, navigation: list[Any], made: Mapping[str, str] | None = None
+) -> list[Any]:
     """Write all pages into a folder, and return the navigation with every decision in it.
 
     Args:
         root: folder of the repository.
         into: where the pages go; emptied first.
         navigation: as in mkdocs.yml; paths are relative to docs/.
+        made: text of pages that docs/ does not have, by their names there.
     """
     shutil.rmtree(into, ignore_errors=True)
     shutil.copytree(root / DOCS, into)
+    texts = {DOCS / name: text for name, text in (made or {}).items()}
     decisions = sorted((root / DOCS / DECISIONS).glob("*.md"))
     listed = [f"- [{title(each)}]({each.name})\n" for each in decisions]
     (into / DECISIONS / "index.md").write_text(_DECISIONS_PAGE + "".join(listed), encoding="utf-8")
     named = [normal(DOCS / path) for path in entries(navigation) if path != DECISIONS]
-    pages = [_relative(path, root) for path in (root / DOCS).rglob("*.md")]
-    _write(root, into, [*pages, *(each for each in named if each not in pages)])
+    pages = [*(_relative(path, root) for path in (root / DOCS).rglob("*.md")), *texts]
+    _write(root, into, [*pages, *(each for each in named if each not in pages)], texts)
 
     def placed(path: str) -> Any:
         if path == DECISIONS:
@@ -99,8 +103,10 @@ def normal(path: PurePosixPath) -> PurePosixPath:
     return PurePosixPath(os.path.normpath(path))
 
 
-def _write(root: Path, into: Path, waiting: list[PurePosixPath]) -> None:
-    """Write pages, and in turn those that they link to."""
+def _write(
+    root: Path, into: Path, waiting: list[PurePosixPath], texts: Mapping[PurePosixPath, str]
+) -> None:
+    """Write pages, and in turn those that they link to; some have their text given."""
     seen = set(waiting)
     while waiting:
         path = waiting.pop()
@@ -113,7 +119,7 @@ def _write(root: Path, into: Path, waiting: list[PurePosixPath]) -> None:
             name, mark, anchor = target.partition("#")
             meant = normal(path.parent / name)
             there = root / meant
-            if meant.parts[0] == ".." or not there.exists():
+            if meant.parts[0] == ".." or not (meant in texts or there.exists()):
                 raise SystemExit(f"error: {path} links to {target}, which does not exist")
             if not meant.is_relative_to(DOCS) and meant not in seen:
                 seen.add(meant)
@@ -122,7 +128,8 @@ def _write(root: Path, into: Path, waiting: list[PurePosixPath]) -> None:
 
         written = into / page
         written.parent.mkdir(parents=True, exist_ok=True)
-        written.write_text(rewritten(_page(source, path), moved), encoding="utf-8")
+        text = texts[path] if path in texts else _page(source, path)
+        written.write_text(rewritten(text, moved), encoding="utf-8")
 
 
 def _page(source: Path, path: PurePosixPath) -> str:

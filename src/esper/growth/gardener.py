@@ -80,7 +80,7 @@ class Gardener:
         max_added_flops: most operations per sample that seeds may add; likewise.
         ablate_every: measure contributions at every this many epochs; 1 by default.
         seed: seed of controllers that draw.
-        config: further settings, such as what counts as a plateau (docs/settings.md, below
+        config: further settings, such as what counts as a plateau (page Settings, below
             `growth.gardener`). Gradients are not clipped: that is for your own loop to do.
         rates: the learning rates that the owner's epochs will have; by default what the optimizer
             has when it is looked at.

@@ -142,12 +142,12 @@ def grow(
             what they are set to; 0.05 with a checkpoint, else 0.
         seed: seed of new seeds, of controllers that draw and of dropout; 0 by default.
         device: where to train; by default where the model is.
-        config: all settings and their defaults (docs/settings.md, below `growth`); the arguments
+        config: all settings and their defaults (below `growth` on the page Settings); the arguments
             above win over it.
         out: folder for the run's record, TensorBoard, checkpoints and report; without one, nothing
             is written.
         resume: go on with the run in `out`, called as when it was started, or start it where there
-            is none. What `esper grow --resume` may change (docs/settings.md) may be another than
+            is none. What `esper grow --resume` may change may be another than
             before: `epochs` to extend it, `controller`, `keep`, `patience`, and limits of growth.
             'previous' goes on from the checkpoint before the latest. On the CPU the result is that
             of an uninterrupted run, provided that `train` depends on nothing but the epoch.

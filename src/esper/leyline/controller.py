@@ -29,7 +29,7 @@ LEAST_SHARE = 0.3
 """Runs shorter than this share of the shortest runs a policy was trained on are too short for it.
 
 The shipped policy was trained on 40 epochs or more. In fewer than 12 it germinates too late for a
-seed to be fully blended in, even when it hurries (docs/log.md).
+seed to be fully blended in, even when it hurries (research/log.md).
 """
 
 

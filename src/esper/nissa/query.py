@@ -255,5 +255,8 @@ def _question_error(error: Exception) -> str:
         return f"only reading is allowed ({reason}); ask with SELECT"
     if "one statement at a time" in reason:
         return "one question at a time: leave out what follows the first ';'"
-    where = "; docs/telemetry.md lists all tables and columns" * reason.startswith("no such")
+    where = (
+        "; the page Telemetry of the documentation lists all tables and columns"
+        * reason.startswith("no such")
+    )
     return f"the question cannot be answered: {reason}{where}"

@@ -1,7 +1,7 @@
 """Every table of a run's store: one record class per table, one field per column.
 
 This is the one place that says what is recorded, in which unit, and what it means; the SQL, the
-writer and `docs/telemetry.md` are made from it. Absent is None and stored as NULL, never as 0.
+writer and the page Telemetry are made from it. Absent is None and stored as NULL, never as 0.
 A column is *volatile* where identical runs may differ: times, memory, rates, the machine.
 
 Keys are (round, row, step, ordinal): the round of training (0 when one network is grown), the row

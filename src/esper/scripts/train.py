@@ -82,7 +82,7 @@ def build_parser() -> Parser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="any other setting (docs/settings.md); may be given again",
+        help="any other setting (page Settings of the documentation); may be given again",
     )
     ppo.add_argument("--resume", action="store_true", help="continue the run in --out")
     _add_place(ppo)

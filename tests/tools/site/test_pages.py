@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 import yaml
 
+from tools.pages import PAGES
 from tools.site.pages import DECISIONS, entries, gather, place, rewritten, title
 
 ROOT = Path(__file__).parents[3]
@@ -19,14 +20,16 @@ def test_every_page_is_in_the_navigation_once() -> None:
     named = [path for path in entries(navigation()) if path != DECISIONS]
     assert len(named) == len(set(named))
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert {path for path in pages if not path.startswith(DECISIONS)} == {
+    assert {path for path in pages if not path.startswith(DECISIONS)} | set(PAGES) == {
         path for path in named if not path.startswith("../")
     }
-    assert [path for path in named if not (ROOT / "docs" / path).is_file()] == []
+    outside = [path for path in named if path.startswith("../")]
+    assert [path for path in outside if not (ROOT / "docs" / path).is_file()] == []
 
 
 def test_every_link_of_the_pages_leads_somewhere(tmp_path: Path) -> None:
-    made = gather(ROOT, tmp_path / "pages", navigation())
+    texts = {name: render() for name, render in PAGES.items()}
+    made = gather(ROOT, tmp_path / "pages", navigation(), texts)
     missing = [path for path in entries(made) if not (tmp_path / "pages" / path).is_file()]
     assert missing == []
     decisions = sorted((ROOT / "docs" / DECISIONS).glob("*.md"))
@@ -66,6 +69,13 @@ def test_what_is_linked_outside_of_docs_becomes_a_page(tmp_path: Path) -> None:
     assert "[back](../a.md), [there](../decisions/index.md)" in more
     assert "~~~~~python\nprint('~~~')\n~~~~~" in (into / "source/lib/x.py.md").read_text("utf-8")
     assert "- [x.py](x.py.md)" in (into / "source/lib/index.md").read_text("utf-8")
+
+
+def test_a_page_may_be_made_instead_of_kept(tmp_path: Path) -> None:
+    write(tmp_path, docs__a_md="# A\n\n[made](b.md)\n", docs__decisions__0001_md="# 0001: First\n")
+    into = tmp_path / "pages"
+    gather(tmp_path, into, ["a.md", "b.md"], {"b.md": "# B\n\n[back](a.md)\n"})
+    assert (into / "b.md").read_text(encoding="utf-8") == "# B\n\n[back](a.md)\n"
 
 
 def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:

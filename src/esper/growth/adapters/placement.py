@@ -229,7 +229,7 @@ class Planner:
         if len(one.pair.trained) == 1:
             size, rows = self._config.fixed_size, leading(matrix, most, name)
         else:
-            # Rows that train themselves learn best from random ones (docs/log.md).
+            # Rows that train themselves learn best from random ones (research/log.md).
             chance = generator("adapters", self._seed, name, step)
             rows = torch.randn(most, matrix.shape[1], generator=chance).to(matrix)
             size, rows = self._config.size, rows / rows.norm(dim=1, keepdim=True)

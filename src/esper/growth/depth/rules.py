@@ -75,7 +75,7 @@ class LossWindows:
 
 
 LAST_DOUBLING = 0.4
-"""Share of the run at which the default schedule wakes the last blocks (docs/log.md)."""
+"""Share of the run at which the default schedule wakes the last blocks (research/log.md)."""
 LATEST = 0.6
 """Share of the run by which rules that judge by the loss have woken all blocks."""
 Decision = int | Mapping[str, int] | None

@@ -197,7 +197,7 @@ class Digits(Task):
 class DigitsNarrow(Digits):
     """Embedded 8x8 digits with a conv host that begins too narrow, at its tuned rate: the demo."""
 
-    # Chosen by `python -m benchmarks digits_narrow`; docs/log.md has what else was tried.
+    # Chosen by `python -m benchmarks digits_narrow`; research/log.md has what else was tried.
     defaults = _digits_config(
         host="cnn",
         host_options=CnnConfig(channels=(2, 2, 8), in_channels=1),

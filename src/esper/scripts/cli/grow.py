@@ -30,7 +30,7 @@ examples:
   esper grow --task digits --out runs/first                       embedded data, CPU, one minute
   esper grow --task digits --controller heuristic:plateau_epochs=5
   esper grow --task digits --optimizer adamw --learning-rate 0.003
-  esper grow --task digits --set growth.training.seed_warmup=2    any setting of docs/settings.md
+  esper grow --task digits --set growth.training.seed_warmup=2    any setting of the page Settings
   esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
   esper grow --model mynet.py:make --slots layer1,layer2 --data images.npz --out runs/mine
   esper grow --resume --out runs/first                            continue after a stop

@@ -44,7 +44,7 @@ def add_settings(group: Any, example: str) -> None:
         action="append",
         metavar="KEY=VALUE",
         dest="settings",
-        help=f"any other setting (docs/settings.md), {example}",
+        help=f"any other setting (page Settings of the documentation), {example}",
     )
 
 

@@ -25,7 +25,7 @@ examples:
   esper query runs/first "SELECT * FROM alarms" --json
   esper query runs/first "SELECT name FROM sqlite_master"
 
-docs/telemetry.md lists every table and column with its unit.
+The page Telemetry of the documentation lists every table and column with its unit.
 """
 
 _TABLE_ROWS = 200

@@ -210,11 +210,11 @@ _POLICY = PolicyConfig(
 """Floors below the documents': theirs draw every second blueprint at random, for ever."""
 
 _TRAVELLER = _POLICY.replace(layout="travelling")
-"""Where tasks differ, and on images, where it learns faster than the documents' (docs/log.md)."""
+"""Where tasks differ, and on images, where it learns faster (research/log.md)."""
 
 LIFE = LifecycleConfig(gates=GateConfig(min_training_epochs=3))
 """Seeds train alone for a twentieth of 60 epochs: with the documents' ten, growing on images brings
-a third of what it brings with three (docs/log.md)."""
+a third of what it brings with three (research/log.md)."""
 
 _DOCUMENTS_LEARNER = PPOConfig(
     epochs=1,

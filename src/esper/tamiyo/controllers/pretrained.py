@@ -141,7 +141,7 @@ FARTHEST = 4.0
 
 At the first decision members of the family that the shipped policy learned on reach 2.7, networks
 of others that it grows well 2.6, and a ViT of 138,000 parameters, which it never grew, 13.8
-(docs/log.md).
+(research/log.md).
 """
 
 
