@@ -259,7 +259,7 @@ def test_a_learned_controller_is_not_trusted_with_a_host_that_does_not_train() -
     garden = make_garden()
     garden.model.requires_grad_(False)
     gardener = Gardener(garden, "tamiyo", 60)
-    with pytest.warns(EsperWarning, match=r"\(nothing of its host trains\), so rules decide"):
+    with pytest.warns(EsperWarning, match=r"\(0 parameters of its host train\), so a rule decides"):
         gardener.step(constant)
     assert "chance of germinating" not in gardener.history[-1].decision.reason
 

@@ -20,6 +20,7 @@ from esper.simic.agent.config import PerHead
 from esper.simic.training.config import FIXED_SETTINGS, TrainConfig
 from esper.tamiyo.controllers.baselines import PeriodicConfig, PlateauConfig
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
+from esper.tamiyo.controllers.trial import TrialConfig
 from esper.utils.settings import changed_settings
 
 _INTRODUCTION = """\
@@ -66,6 +67,7 @@ _CONTROLLERS: tuple[tuple[str, type[Config]], ...] = (
     ("heuristic", HeuristicConfig),
     ("plateau", PlateauConfig),
     ("periodic", PeriodicConfig),
+    ("trial", TrialConfig),
 )
 
 _SHARED_PARTS = """\

@@ -51,6 +51,7 @@ class Slot:
     in_stage: int = 0
     age: int = 5
     contribution: float = math.nan
+    se: float = 0.0
     counterfactual_age: int = -1
 
 
@@ -69,6 +70,7 @@ class Scene:
     last_op: LifecycleOp = LifecycleOp.WAIT
     last_success: bool = True
     rolled_back: bool = False
+    is_frozen: bool = False
     fitting: tuple[str, ...] | None = None
     rules: RulesConfig = field(default_factory=RulesConfig)
 
@@ -89,6 +91,7 @@ class Scene:
             val_loss=torch.tensor([abs(self.score)]),
             plateau_epochs=torch.tensor([self.plateau]),
             stabilized=torch.tensor([self.stabilized]),
+            host_params=torch.tensor([0 if self.is_frozen else 1000]),
             last_op=torch.tensor([int(self.last_op)]),
             last_success=torch.tensor([self.last_success]),
             rolled_back=torch.tensor([self.rolled_back]),
@@ -105,6 +108,7 @@ class Scene:
             epochs_in_stage=over_slots([-1 if none else slot.in_stage for slot, none in known]),
             age=over_slots([-1 if none else slot.age for slot, none in known]),
             contribution=over_slots([slot.contribution for slot in self.slots], torch.float32),
+            contribution_se=over_slots([slot.se for slot in self.slots], torch.float32),
             counterfactual_age=over_slots([slot.counterfactual_age for slot in self.slots]),
         )
 

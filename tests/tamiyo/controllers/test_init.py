@@ -34,7 +34,9 @@ def plan(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["wait", "random", "periodic", "plateau", "heuristic", "schedule"])
+@pytest.mark.parametrize(
+    "name", ["wait", "random", "periodic", "plateau", "heuristic", "trial", "schedule"]
+)
 def test_battery(name: str, plan: Path) -> None:
     spec = f"schedule:{plan}" if name == "schedule" else name
     check_controller(spec)

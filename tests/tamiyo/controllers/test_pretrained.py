@@ -20,10 +20,10 @@ from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import (
-    HeuristicController,
     LearnedController,
     Tamiyo,
     TamiyoController,
+    TrialController,
     make_controller,
     new_policy,
     shipped_names,
@@ -274,7 +274,7 @@ def test_rules_decide_for_a_network_unlike_all_that_it_saw(
 ) -> None:
     signals, masks = first_decision
     own, policy = pair(shipped)
-    rules = HeuristicController(context(3))
+    rules = TrialController(context(3))
     rules.reset(2, "cpu")
     with pytest.warns(
         EsperWarning, match=r"1 of 2 networks are unlike .* \(its number of parameters is \d+\."

@@ -136,7 +136,7 @@ WAIT = "wait"
 STATIC = "static"
 SCRATCH = "scratch"
 
-DRAWS_NOTHING = (WAIT, "plateau", "heuristic", "schedule", "greedy", "tamiyo")
+DRAWS_NOTHING = (WAIT, "plateau", "heuristic", "trial", "schedule", "greedy", "tamiyo")
 """Controllers that decide by what they see of a row alone: one serves all members. Draws of any
 other, a third party's among them, may depend on the number of a row: each member has its own."""
 
@@ -253,6 +253,7 @@ KINDS = {
     "periodic": "a random legal seed every few epochs, brought up unjudged (periodic:every=10)",
     "plateau": "a seed when the score has stopped rising, kept if it rose (plateau:patience=5)",
     "heuristic": "the hand-written rules, with settings or a file of them (heuristic:FILE)",
+    "trial": "one seed at a time from the middle slot, kept if it contributes (trial:seeds=1)",
     "schedule": "one schedule on every member (schedule:FILE)",
     "contextual": "a schedule by the task's descriptors, without feedback (contextual:FILE)",
     "privileged": "the schedule searched on the member itself (privileged:FILE)",

@@ -20,6 +20,7 @@ from esper.tamiyo.controllers.registry import (
     register_controller,
 )
 from esper.tamiyo.controllers.schedule import ScheduleController
+from esper.tamiyo.controllers.trial import TrialConfig, TrialController
 
 __all__ = [
     "CONTROLLERS",
@@ -33,6 +34,8 @@ __all__ = [
     "ScheduleController",
     "Tamiyo",
     "TamiyoController",
+    "TrialConfig",
+    "TrialController",
     "WaitController",
     "find_policy",
     "load_policy",

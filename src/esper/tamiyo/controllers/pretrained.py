@@ -30,7 +30,7 @@ from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, EsperError, UsageError, reason_of, warn
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.tamiyo.controllers.heuristic import HeuristicController
+from esper.leyline.slots import TOPOLOGIES
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import (
     UNUSABLE,
@@ -40,6 +40,7 @@ from esper.tamiyo.controllers.policy_file import (
     read_horizon,
 )
 from esper.tamiyo.controllers.registry import register_controller
+from esper.tamiyo.controllers.trial import TrialController
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.utils.files import write_folder
 from esper.utils.manifest import from_json, read_bytes, to_json
@@ -126,7 +127,7 @@ class Tamiyo:
         return TamiyoController(self.policy, context)
 
 
-# ---- Networks unlike those that it learned on are left to rules
+# ---- Networks unlike those that it learned on are left to a rule
 
 
 FACTS = {
@@ -134,7 +135,7 @@ FACTS = {
     "param_limit_left": "its limit on parameters",
     "flop_limit_left": "its limit on operations",
 }
-"""What tells a stranger: its size and its limits. Curves do not, and in short runs it hurries."""
+"""What tells a stranger beside its slots: its size and its limits. Curves do not."""
 
 FARTHEST = 4.0
 """Standard deviations from its training beyond which a fact is unlike all that a policy saw.
@@ -150,13 +151,13 @@ class TamiyoController(LearnedController):
     """The controller that ships with Esper, or one in a folder: tamiyo, tamiyo:FOLDER.
 
     It knows which networks are unlike all that it learned on, by what it sees of them at their
-    first decision, and leaves those to the rules of `heuristic`.
+    first decision, and leaves those to the rule `trial`.
     """
 
     def __init__(self, policy: Policy, context: ControllerContext, *, greedy: bool = True) -> None:
-        """Bring policy, rules and host together."""
+        """Bring policy, rule and host together."""
         super().__init__(policy, context, greedy=greedy)
-        self._rules = HeuristicController(context)
+        self._rule = TrialController(context)
         self._unlike: list[str] | None = None
         """By row: what is unlike all that the policy saw, empty where nothing is."""
 
@@ -168,20 +169,20 @@ class TamiyoController(LearnedController):
     def reset(self, rows: int, device: torch.device | str) -> None:
         """Start at the first step; nothing is known of any row."""
         super().reset(rows, device)
-        self._rules.reset(rows, device)
+        self._rule.reset(rows, device)
         self._unlike = None
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
-        """Return what the policy says, and the rules where it does not know its way."""
+        """Return what the policy says, and the rule where a network is unlike those it knows."""
         actions = super().act(signals, masks)
         if self._unlike is None:
             self._unlike = self._compare(signals)
             self._tell()
         if not any(self._unlike):
             return actions
-        by_rules = self._rules.act(signals, masks)
+        by_rule = self._rule.act(signals, masks)
         is_unlike = torch.tensor([bool(why) for why in self._unlike], device=masks.op.device)
-        return {head: torch.where(is_unlike, by_rules[head], actions[head]) for head in actions}
+        return {head: torch.where(is_unlike, by_rule[head], actions[head]) for head in actions}
 
     def decides(self, row: int = 0) -> bool:
         """Return whether the policy itself decides in a row."""
@@ -192,22 +193,22 @@ class TamiyoController(LearnedController):
         own = super().reasons()
         if not self._unlike or not any(self._unlike):
             return own
-        pairs = zip(own, self._rules.reasons(), self._unlike, strict=True)
+        pairs = zip(own, self._rule.reasons(), self._unlike, strict=True)
         return [theirs if why else mine for mine, theirs, why in pairs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what policy and rules remember, and which of them decides in every row."""
+        """Return what policy and rule remember, and which of them decides in every row."""
         return {
             **super().state_dict(),
             "unlike": self._unlike,
-            "rules": self._rules.state_dict(),
+            "rule": self._rule.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self._unlike = None if state["unlike"] is None else list(state["unlike"])
-        self._rules.load_state_dict(state["rules"])
+        self._rule.load_state_dict(state["rule"])
 
     def _compare(self, signals: Signals) -> list[str]:
         """Return, for every row, what is unlike all that the policy learned on."""
@@ -219,12 +220,17 @@ class TamiyoController(LearnedController):
             return [""] * signals.rows  # the documents' layout is for one host
         away = ((self._last.raw - normalizer.mean) * normalizer.scale)[:, places]
         found, words = [], list(FACTS.values())
-        for row, is_frozen in enumerate((signals.host_params == 0).tolist()):
+        frozen = (signals.host_params == 0).tolist()
+        topologies = signals.slot_topology.tolist()
+        for row, is_frozen in enumerate(frozen):
             # A smaller network, or less room to grow, is nothing new: it takes what fits.
             index = int(away[row].argmax())
             distance = float(away[row, index])
+            slots = [TOPOLOGIES[each] for each in topologies[row] if each >= 0]
             if is_frozen:
-                found.append("nothing of its host trains")
+                found.append("0 parameters of its host train")
+            elif set(slots) == {"sequence"}:
+                found.append(f"all of its slots, {len(slots)}, hold sequences and none images")
             elif distance > FARTHEST:
                 found.append(f"{words[index]} is {distance:.1f} standard deviations above")
             else:
@@ -232,14 +238,14 @@ class TamiyoController(LearnedController):
         return found
 
     def _tell(self) -> None:
-        """Say once that rules decide."""
+        """Say once that a rule decides."""
         unlike = [why for why in self._unlike or () if why]
         if unlike:
             rows = len(self._unlike or ())
             which = "this network is" if rows == 1 else f"{len(unlike)} of {rows} networks are"
             warn(
-                f"{which} unlike those that tamiyo has learned on ({unlike[0]}), so rules decide, "
-                "as with controller='heuristic'"
+                f"{which} unlike those that tamiyo has learned on ({unlike[0]}), so a rule "
+                "decides, as with controller='trial'"
             )
 
 

@@ -200,6 +200,7 @@ class RowView:
     epochs_in_stage: list[int]
     counterfactual_age: list[int]
     contribution: list[float]
+    contribution_se: list[float]
     legal: list[list[bool]]
     """Whether each op is legal at each slot."""
     fits: list[list[bool]]

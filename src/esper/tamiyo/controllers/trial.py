@@ -1,0 +1,193 @@
+"""The rule for networks that no controller has learned on: one seed at a time, on trial.
+
+It needs no plateau and no knowledge of the network. The first seed is germinated early enough to
+train with the network, in the slot nearest the middle. A seed is kept if the validation score would
+fall without it, and pruned otherwise. In a frozen host only seeds can learn: there the first is
+germinated at once, any gain is enough, and their number is not limited.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.config import Config, option
+from esper.leyline.controller import ControllerContext, shortened
+from esper.leyline.reasons import Why, describe_progress, format_contribution
+from esper.leyline.rules import Masks
+from esper.leyline.signals import Signals
+from esper.leyline.stages import COOLDOWN_STAGES, LIVE_STAGES, SeedStage
+from esper.tamiyo.controllers.registry import (
+    WAIT,
+    Choice,
+    RowView,
+    check_rows,
+    pack_choices,
+    read_rows,
+    read_settings,
+    register_controller,
+    tend,
+)
+
+LOSS_POINTS = 100.0
+"""Points of the whole loss, where scores are negative losses: 1 % of it counts as one point."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialConfig(Config):
+    """The constants of the rule; the measuring time is meant for runs of 60 epochs or more."""
+
+    start: float = option(
+        0.12,
+        "Share of the run after which the first seed is germinated, but at once in a frozen host.",
+        minimum=0.0,
+    )
+    stop: float = option(
+        0.6, "Share of the run after which no seed is germinated any more.", minimum=0.0
+    )
+    seeds: int = option(2, "Most seeds that are kept in a host that trains.", minimum=1)
+    blueprints: tuple[str, ...] = option(
+        ("conv_heavy", "mlp", "conv_light", "mlp_small", "lora"),
+        "What is put on trial: the first that fits the slot and was not pruned there.",
+    )
+    keep_above: float = option(0.5, "A seed that contributes more than these points is kept.")
+    errors: float = option(
+        2.0, "Standard errors by which its contribution must be above 0 as well.", minimum=0.0
+    )
+    measurement_epochs: int = option(
+        10, "Epochs a holding seed waits for an ablation at full amplitude.", minimum=0
+    )
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of one row."""
+
+    pruned: list[list[int]] = field(default_factory=list)
+    """[slot, blueprint] of every seed that was not worth its place."""
+
+
+Verdict = tuple[Choice, str]
+"""A choice and the reason for it, empty where there is none to tell."""
+
+
+@register_controller("trial")
+class TrialController:
+    """Germinates one seed at a time from the middle slot on, and keeps what contributes."""
+
+    def __init__(self, context: ControllerContext, config: TrialConfig | None = None) -> None:
+        """Create the controller for the context's blueprints, with other constants if given."""
+        self.config = config or TrialConfig()
+        self._blueprints = context.find_blueprints(self.config.blueprints)
+        self._inert_epochs = context.inert_epochs
+        self._rows: list[_Memory] = []
+        self._reasons: list[str] = []
+
+    @classmethod
+    def build(cls, argument: str | None, context: ControllerContext) -> TrialController:
+        """Return the controller; `argument` may set constants, as in 'start=0.25,seeds=1'."""
+        return cls(context, read_settings("trial", argument, TrialConfig))
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Give every row an empty memory."""
+        self._rows = [_Memory() for _ in range(rows)]
+        self._reasons = [""] * rows
+
+    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return what the rule says for every row."""
+        check_rows("rule", len(self._rows), signals)
+        frozen = (signals.host_params == 0).tolist()
+        choices, self._reasons = [], []
+        for index, row in enumerate(read_rows(signals, masks)):
+            if row.rolled_back:
+                self._rows[index] = _Memory()
+            choice, reason = self._decide(row, self._rows[index], is_frozen=frozen[index])
+            choices.append(choice)
+            self._reasons.append(reason)
+        return pack_choices(choices, masks)
+
+    def reasons(self) -> Sequence[str]:
+        """Return why each row waited or pruned at its last decision."""
+        return self._reasons
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory of every row as plain data."""
+        return {"rows": [asdict(memory) for memory in self._rows]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the memory of every row."""
+        self._rows = [_Memory(**row) for row in state["rows"]]
+
+    def _decide(self, row: RowView, memory: _Memory, *, is_frozen: bool) -> Verdict:
+        """Judge a seed that holds, bring any other further, or germinate."""
+        live = [slot for slot, stage in enumerate(row.stage) if stage in LIVE_STAGES]
+        if not live:
+            return self._germinate(row, memory, is_frozen=is_frozen)
+        slot = live[0]
+        if row.stage[slot] == SeedStage.HOLDING:
+            return self._judge(row, slot, memory, is_frozen=is_frozen)
+        choice = next(iter(tend(row, [slot])), WAIT)
+        return choice, "" if choice is not WAIT else Why.DEVELOPING
+
+    def _germinate(self, row: RowView, memory: _Memory, *, is_frozen: bool) -> Verdict:
+        """Put the first blueprint that fits on trial, in the free slot nearest the middle."""
+        config = self.config
+        kept = sum(stage == SeedStage.FOSSILIZED for stage in row.stage)
+        left = row.horizon - row.epoch
+        obstacles = (
+            (not is_frozen and row.epoch < config.start * row.horizon, Why.EARLY),
+            (row.epoch > config.stop * row.horizon or left <= self._inert_epochs, Why.TOO_LATE),
+        )
+        for is_in_the_way, why in obstacles:
+            if is_in_the_way:
+                told = describe_progress(row.loss_history, row.epoch, row.horizon)
+                return WAIT, f"{why} ({told})"
+        if any(stage in COOLDOWN_STAGES for stage in row.stage):
+            return WAIT, Why.RESTING
+        if kept >= config.seeds and not is_frozen:
+            return WAIT, f"{Why.FULL} (this rule keeps {kept})"
+        for slot in middle_first(len(row.stage)):
+            if not row.legal[LifecycleOp.GERMINATE][slot]:
+                continue
+            for blueprint in self._blueprints:
+                if row.fits[slot][blueprint] and [slot, blueprint] not in memory.pruned:
+                    return {"op": LifecycleOp.GERMINATE, "slot": slot, "blueprint": blueprint}, ""
+        return WAIT, Why.FULL
+
+    def _judge(self, row: RowView, slot: int, memory: _Memory, *, is_frozen: bool) -> Verdict:
+        """Keep a holding seed if it contributes, else prune it."""
+        config = self.config
+        unit = 1.0 if row.score >= 0 else LOSS_POINTS / -row.score
+        value, error = unit * row.contribution[slot], unit * row.contribution_se[slot]
+        # An ablation older than the stage was made at a part of the amplitude and says too little.
+        is_current = row.counterfactual_age[slot] <= row.epochs_in_stage[slot]
+        is_measured = not math.isnan(value) and is_current
+        if not is_measured:
+            if row.epochs_in_stage[slot] < shortened(config.measurement_epochs, row.horizon):
+                return WAIT, Why.DEVELOPING
+            return self._prune(row, slot, memory, f"{Why.WORTHLESS} (nothing was measured)")
+        least = 0.0 if is_frozen else config.keep_above
+        if value > max(least, config.errors * error):
+            choice: Choice = {"op": LifecycleOp.FOSSILIZE, "slot": slot}
+            is_legal = row.legal[LifecycleOp.FOSSILIZE][slot]
+            return (choice, "") if is_legal else (WAIT, Why.DEVELOPING)
+        told = f"{format_contribution(value, error)} points"
+        return self._prune(row, slot, memory, f"{Why.WORTHLESS} ({told})")
+
+    def _prune(self, row: RowView, slot: int, memory: _Memory, why: str) -> Verdict:
+        """Remove a seed and do not try it there again; wait where that is illegal."""
+        if not row.legal[LifecycleOp.PRUNE][slot]:
+            return WAIT, Why.DEVELOPING
+        memory.pruned.append([slot, row.blueprint[slot]])
+        return {"op": LifecycleOp.PRUNE, "slot": slot}, why
+
+
+def middle_first(slots: int) -> list[int]:
+    """Return slot indices by their distance to the middle, of two equally far the earlier first."""
+    return sorted(range(slots), key=lambda slot: (abs(slot - slots // 2), slot))
