@@ -5,8 +5,8 @@
 
 `run` goes on where it was stopped: what is in the file is not trained again. It first tunes the
 rate of every arm on seeds of its own, widens the grid until the best rate is not at its edge, and
-then trains four other seeds at that rate. Cases: gpt2 (needs transformers), vit, cnn, arm,
-mobilenet. The arm `peft` needs PEFT. Raw results are kept in research/adapters.
+then trains other seeds at that rate: four, and eight of the vit. Cases: gpt2 (needs transformers),
+vit, cnn, arm, mobilenet. The arm `peft` needs PEFT. Raw results are kept in research/adapters.
 """
 
 from benchmarks.adapters.command import main

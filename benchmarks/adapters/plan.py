@@ -1,4 +1,4 @@
-"""Which runs are left: rates are tuned on seeds of their own, then four seeds are judged."""
+"""Which runs are left: rates are tuned on seeds of their own, then other seeds are judged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.adapters.training import FACTOR, FIRST_RATES, RATE, SEEDS, TUNING_SEEDS, Job
+from benchmarks.adapters.cases import CASES
+from benchmarks.adapters.training import FACTOR, FIRST_RATES, RATE, TUNING_SEEDS, Job
 
 MOST_RATES = 7
 """Rates that are tried for an arm at most."""
@@ -52,7 +53,7 @@ def next_job(
             rates = [best * FACTOR]
         else:
             break
-    for seed in SEEDS:
+    for seed in range(CASES[case].seeds):
         job = Job(case, arm, best, seed, options)
         if job.name not in done:
             return job

@@ -11,7 +11,6 @@ from scipy import stats
 
 from benchmarks.adapters.cases import CASES
 from benchmarks.adapters.plan import tuned_rate
-from benchmarks.adapters.training import SEEDS
 from benchmarks.table import print_table
 
 BASELINE = "peft"
@@ -22,7 +21,10 @@ def judged(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[int,
     found: dict[tuple[str, str], dict[int, dict[str, Any]]] = defaultdict(dict)
     for record in records:
         key = record["case"], record["arm"]
-        if record["seed"] in SEEDS and record["rate"] == tuned_rate(records, *key)[0]:
+        if (
+            record["seed"] < CASES[record["case"]].seeds
+            and record["rate"] == tuned_rate(records, *key)[0]
+        ):
             found[key][record["seed"]] = record
     return found
 

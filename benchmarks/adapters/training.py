@@ -26,7 +26,6 @@ RATE = 8e-3
 FACTOR = 2.0
 """From one rate of the grid to the next."""
 TUNING_SEEDS = (100, 101)
-SEEDS = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)

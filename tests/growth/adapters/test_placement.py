@@ -48,20 +48,32 @@ def test_the_best_gain_per_parameter_comes_first() -> None:
     assert allocate(offers, 21) == {"wide": 2, "narrow": 1}
 
 
-def test_what_is_sure_comes_first() -> None:
-    offers = {"strong": Offer([9.0, 8.0, 7.0], 10), "weak": Offer([2.0, 0.5, 0.1], 10, least=2)}
-    assert allocate(offers, 40) == {"strong": 2, "weak": 2}
-    assert allocate(offers, 10) == {"strong": 0, "weak": 1}
-
-
-def test_pairs_that_train_both_matrices_have_the_even_rank_at_least() -> None:
+def test_pairs_that_train_both_matrices_start_with_the_even_rank() -> None:
     torch.manual_seed(0)
     own = weights((100, 100), (100, 100))
     planner = Planner(own, 1_000, AdaptConfig(), 0)
+    started = planner.start()
+    assert {name: len(rows) for name, rows in started.items()} == {"0": 2, "1": 2}
+    torch.testing.assert_close(started["0"].norm(dim=1), torch.full((2,), 1.5))
+    for name, rows in started.items():
+        own[name].pair.A = nn.Parameter(rows)
+    # What is left of the budget goes where the gradients ask for it, once.
     gradients = {"0": 100.0 * torch.randn(100, 100), "1": torch.randn(100, 100)}
-    chosen, _ = planner.plan(gradients, 4)
-    assert {name: len(rows) for name, rows in chosen.items()} == {"0": 3, "1": 2}
-    torch.testing.assert_close(chosen["0"].norm(dim=1), torch.full((3,), 1.5))
+    chosen, _ = planner.plan(gradients, 4, is_first=True)
+    assert {name: len(rows) for name, rows in chosen.items()} == {"0": 1, "1": 0}
+    assert planner.plan(gradients, 50, is_first=False)[0] == {}
+
+
+def test_a_weight_that_trains_one_matrix_gets_its_share_of_parameters_not_of_rank() -> None:
+    torch.manual_seed(0)
+    own = weights((20, 100), (400, 400))
+    planner = Planner(own, 3_000, AdaptConfig(most=1.0), 0)
+    assert [one.pair.trained for one in own.values()] == [("B",), ("A", "B")]
+    assert {name: len(rows) for name, rows in planner.start().items()} == {"1": 3}
+    gradients = {name: torch.randn(one.rows, one.columns) for name, one in own.items()}
+    chosen, _ = planner.plan(gradients, 4, is_first=True)
+    # 3,000 parameters for 120 and 800 a rank are 3.26 ranks of both: 391 parameters of the first.
+    assert len(chosen["0"]) == round(391 / 20)
 
 
 def test_leading_directions_are_those_of_the_gradient() -> None:
@@ -125,7 +137,7 @@ def test_ranks_follow_gradients_up_to_a_limit() -> None:
     own = weights((10, 10), (10, 10), (10, 10))
     planner = Planner(own, 120, AdaptConfig(most=1.5), 0)
     gradients = {"0": 100.0 * torch.randn(10, 10), "1": torch.randn(10, 10)}
-    chosen, asked = planner.plan(gradients, 4)
+    chosen, asked = planner.plan(gradients, 4, is_first=True)
     assert {name: len(rows) for name, rows in chosen.items()} == {"0": 6, "1": 6}
     assert asked["0"] > 0.95
     assert "2" not in chosen
@@ -137,7 +149,7 @@ def test_a_weight_whose_gradient_is_not_finite_gets_nothing() -> None:
     own = weights((10, 10), (10, 10))
     planner = Planner(own, 100, AdaptConfig(), 0)
     gradients = {"0": torch.full((10, 10), float("nan")), "1": torch.randn(10, 10)}
-    assert list(planner.plan(gradients, 4)[0]) == ["1"]
+    assert list(planner.plan(gradients, 4, is_first=True)[0]) == ["1"]
 
 
 @pytest.mark.parametrize("moves", [(0.0,), (0.5, 1.0), (-0.1,)])

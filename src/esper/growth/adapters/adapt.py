@@ -29,10 +29,10 @@ from esper.leyline.errors import CheckpointError, UsageError, nearest
 class Adapt:
     """Low-rank adapters on the weights of a frozen model, under a budget of trainable parameters.
 
-    The first few steps only measure gradients. Then `Adapt` spends the budget where the gradients
-    promise most, weight by weight and rank by rank, and starts the adapters in the directions of
-    the gradients. Later it moves idle ranks. The model stays your own object; `bake()` merges the
-    adapters into it.
+    Pairs of which both matrices train start at once, at the rank that an even budget buys. Over the
+    first few steps gradients are measured; then the rest of the budget goes where they ask for it,
+    weight by weight and rank by rank, in the directions that the gradients have. Later idle ranks
+    move. The model stays your own object; `bake()` merges the adapters into it.
 
         adapters = esper.Adapt(model, budget=20_000, total_steps=1_000)
         optimizer = torch.optim.AdamW(adapters.parameters(), lr=1e-3)
@@ -112,6 +112,12 @@ class Adapt:
             self._pending = sorted(
                 {max(1, round(share * total_steps)) for share in self.config.moves}
             )
+        opened = {name: rows for name, rows in self._planner.start().items() if len(rows)}
+        for name, rows in opened.items():
+            self._renew(self._weights[name], rows, [])
+        if opened:
+            counts = {name: len(rows) for name, rows in opened.items()}
+            self._history.append({"step": 0, "opened": counts, "settled": {}, "dropped": {}})
         self._sums = GradientSums(self._weights)
 
     # -- what users read ---------------------------------------------------------------------------
@@ -133,7 +139,7 @@ class Adapt:
 
     @property
     def is_placed(self) -> bool:
-        """Whether ranks are placed; until then only `trainable` learns."""
+        """Whether the whole budget was handed out, by measured gradients."""
         return self._is_placed
 
     @property
@@ -372,15 +378,19 @@ class Adapt:
         use, gradients = self._use, self._sums.sums()
         self._stop_watching()
         self._used = {} if use is None else use.by_weight()
-        chosen, self._asked = self._planner.plan(gradients, self._step)
-        if not self._is_placed and not any(map(len, chosen.values())):
-            raise UsageError(
-                f"the gradients of all {len(chosen)} weights are zero, so no rank can be placed; "
-                "check that the loss depends on the model"
-            )
         event: dict[str, Any] = {"step": self._step, "opened": {}, "settled": {}, "dropped": {}}
+        if not self._is_placed:
+            self._drop_unreached(gradients, optimizers, event)
+        chosen, self._asked = self._planner.plan(
+            gradients, self._step, is_first=not self._is_placed
+        )
         for name, directions in chosen.items():
             one = self._weights[name]
+            if len(one.pair.trained) == 2:
+                if len(directions):
+                    event["opened"][name] = len(directions)
+                    self._extend(one, directions, optimizers)
+                continue
             used = [
                 index
                 for index in range(one.pair.rank)
@@ -395,6 +405,21 @@ class Adapt:
         self._history.append(event)
         self._is_placed = True
         self._use = Use(self._weights) if self._pending else None
+
+    def _drop_unreached(
+        self, gradients: Mapping[str, Tensor], optimizers: Sequence[Optimizer], event: Any
+    ) -> None:
+        """Close pairs that started at once on weights that the loss does not depend on."""
+        reached = {name for name, gradient in gradients.items() if bool((gradient != 0).any())}
+        if not reached:
+            raise UsageError(
+                f"the gradients of all {len(self._weights)} weights are zero, so no rank can be "
+                "placed; check that the loss depends on the model"
+            )
+        for name, one in self._weights.items():
+            if one.pair.rank and name not in reached:
+                event["dropped"][name] = one.pair.rank
+                self._renew(one, one.pair.A.detach()[:0], optimizers)
 
     def _look_ahead(self, optimizers: Sequence[Optimizer]) -> None:
         """Measure gradients in the steps before a move, and move when it is time."""
@@ -425,6 +450,20 @@ class Adapt:
             values = torch.zeros(shape, dtype=old.dtype, device=old.device)
             if key != one.pair.start:
                 values.copy_(directions if key == "A" else directions.T)
+            new = nn.Parameter(values, old.requires_grad)
+            setattr(one.pair, key, new)
+            swap(optimizers, old, new, keeps_state=False)
+
+    def _extend(
+        self, one: AdaptedWeight, directions: Tensor, optimizers: Sequence[Optimizer]
+    ) -> None:
+        """Let a pair train more components beside those that it has."""
+        old_a, old_b = one.pair.A, one.pair.B
+        columns = old_b.new_zeros(one.rows, len(directions))
+        for key, old, values in (
+            ("A", old_a, torch.cat([old_a.detach(), directions])),
+            ("B", old_b, torch.cat([old_b.detach(), columns], 1)),
+        ):
             new = nn.Parameter(values, old.requires_grad)
             setattr(one.pair, key, new)
             swap(optimizers, old, new, keeps_state=False)

@@ -52,7 +52,9 @@ class AdaptConfig(Config):
         minimum=0.0,
     )
     most: float = option(
-        2.0, "Most rank of a weight, as a multiple of its rank under an even budget.", minimum=1.0
+        2.0,
+        "Most rank of a weight, as a multiple of what its share of the budget buys.",
+        minimum=1.0,
     )
     scale: float = option(1.0, "Factor of B A, what PEFT calls lora_alpha / r.", above=0.0)
     size: float = option(
@@ -121,23 +123,21 @@ class Offer:
     """Expected gain of each further component, falling."""
     cost: int
     """Parameters of one component."""
-    least: int = 0
-    """Components that are allocated before any weight gets more than its own least."""
 
 
 def allocate(offers: Mapping[str, Offer], budget: int) -> dict[str, int]:
     """Return how many components each weight gets, greedily by gain per parameter.
 
-    The `least` of every weight comes first. The sum of parameters stays within the budget.
+    The sum of parameters stays within the budget.
     """
     listed = [
-        (index >= offer.least, -gain / offer.cost, name)
+        (-gain / offer.cost, name)
         for name, offer in offers.items()
-        for index, gain in enumerate(offer.gains)
+        for gain in offer.gains
         if gain > 0.0
     ]
     counts = dict.fromkeys(offers, 0)
-    for _, _, name in sorted(listed, key=lambda one: one[:2]):
+    for _, name in sorted(listed, key=lambda one: one[0]):
         if offers[name].cost <= budget:
             counts[name] += 1
             budget -= offers[name].cost
@@ -167,7 +167,22 @@ class Planner:
         """Choose for every weight whether both of its matrices train or the smaller one."""
         self._weights, self._budget, self._config, self._seed = weights, budget, config, seed
         self._choose_sides()
-        self._evenly = budget / sum(one.cost for one in weights.values())
+        self._share = budget / sum(one.rows + one.columns for one in weights.values())
+
+    def _even_rank(self, one: AdaptedWeight) -> float:
+        """Return the rank that a weight's share of the budget buys; LoRA's, if both matrices train.
+
+        A weight whose smaller matrix trains alone gets more rank for the same parameters.
+        """
+        return self._share * (one.rows + one.columns) / one.cost
+
+    def start(self) -> dict[str, Tensor]:
+        """Return the components that need no gradient: random rows of pairs that train in full."""
+        both = {n: one for n, one in self._weights.items() if len(one.pair.trained) == 2}
+        return {
+            name: self._random_rows(name, one, int(self._even_rank(one)), 0)
+            for name, one in both.items()
+        }
 
     def _choose_sides(self) -> None:
         """Train one matrix of a pair where that covers enough and the budget is still used up."""
@@ -189,11 +204,12 @@ class Planner:
                 one.pair.train_only("A", "B")
 
     def plan(
-        self, gradients: Mapping[str, Tensor], step: int
+        self, gradients: Mapping[str, Tensor], step: int, *, is_first: bool
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Return the directions of new components, and the share of the gain, of each weight.
 
-        New components replace all that a weight trains now. A weight left out keeps its own.
+        A weight left out keeps its components. New ones replace all that a weight trains now; where
+        both of its matrices train, they come beside them.
         """
         found, left = {}, self._budget
         asked: dict[str, list[float]] = {}
@@ -204,43 +220,42 @@ class Planner:
                 continue
             new = self._components(name, one, gradients[name], step)
             asked[name] = new.gains
-            if own and not self._moves(one, new, gradients[name]):
+            if len(one.pair.trained) == 2:
+                left -= own * one.cost
+                if is_first:
+                    room = len(new.gains) - own
+                    found[name] = Components(new.directions[:room], new.gains[:room])
+            elif own and not self._moves(one, new, gradients[name]):
                 left -= own * one.cost
             else:
                 found[name] = new
-        offers = {name: self._offer(self._weights[name], new) for name, new in found.items()}
+        offers = {name: Offer(new.gains, self._weights[name].cost) for name, new in found.items()}
         counts = allocate(offers, left)
         chosen = {name: found[name].directions[:count] for name, count in counts.items()}
         return chosen, shares(asked)
 
-    def _offer(self, one: AdaptedWeight, new: Components) -> Offer:
-        """Return what a weight offers; where both of its matrices train, its even rank is certain.
-
-        First gradients rank fixed directions well, but not which pairs will learn most later.
-        """
-        is_fixed = len(one.pair.trained) == 1
-        return Offer(new.gains, one.cost, 0 if is_fixed else int(self._evenly))
-
     def _components(self, name: str, one: AdaptedWeight, gradient: Tensor, step: int) -> Components:
-        """Return the directions in which a weight could train next, best first."""
-        most = max(1, round(self._config.most * self._evenly))
+        """Return the directions that a weight could train next, best first."""
+        most = max(1, round(self._config.most * self._even_rank(one)))
         most = min(most, one.most_rank)
         matrix = gradient if one.pair.start == "B" else gradient.T
         if len(one.pair.trained) == 1:
-            size, rows = self._config.fixed_size, leading(matrix, most, name)
+            rows = self._config.fixed_size * leading(matrix, most, name)
         else:
-            # Rows that train themselves learn best from random ones (research/log.md).
-            chance = generator("adapters", self._seed, name, step)
-            rows = torch.randn(most, matrix.shape[1], generator=chance).to(matrix)
-            size, rows = self._config.size, rows / rows.norm(dim=1, keepdim=True)
+            rows = self._random_rows(name, one, most, step)
         gains = gains_of(matrix, rows)
         order = gains.argsort(descending=True)
-        return Components(size * rows[order], gains[order].tolist())
+        return Components(rows[order], gains[order].tolist())
+
+    def _random_rows(self, name: str, one: AdaptedWeight, count: int, step: int) -> Tensor:
+        """Return rows from which both matrices train: they find their own way (docs/log.md)."""
+        chance = generator("adapters", self._seed, name, step)
+        rows = torch.randn(min(count, one.most_rank), one.columns, generator=chance)
+        rows = self._config.size * rows / rows.norm(dim=1, keepdim=True)
+        return rows.to(one.pair.A)
 
     def _moves(self, one: AdaptedWeight, new: Components, gradient: Tensor) -> bool:
-        """Return whether new components promise more than the ones that a weight trains now."""
-        if len(one.pair.trained) == 2:
-            return False
+        """Return whether new components promise more than those that a weight trains now."""
         is_right = one.pair.start == "B"
         directions = one.pair.A.detach() if is_right else one.pair.B.detach().T
         now = float(gains_of(gradient if is_right else gradient.T, directions).sum())
