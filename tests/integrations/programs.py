@@ -16,8 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_example(name: str, *options: str) -> str:
-    """Run an example in a fresh process and return the last line that it says."""
-    return run_program([str(ROOT / "examples" / name), *options]).strip().splitlines()[-1]
+    """Run an example in a fresh process and return what it says at its end, the network included."""
+    said = run_program([str(ROOT / "examples" / name), *options])
+    return said[said.rindex("after ") :].strip()
 
 
 def run_program(arguments: list[str]) -> str:

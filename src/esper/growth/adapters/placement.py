@@ -251,8 +251,9 @@ class Planner:
         """Return rows from which both matrices train: they find their own way (docs/log.md)."""
         chance = generator("adapters", self._seed, name, step)
         rows = torch.randn(min(count, one.most_rank), one.columns, generator=chance)
-        rows = self._config.size * rows / rows.norm(dim=1, keepdim=True)
-        return rows.to(one.pair.A)
+        unit = rows / rows.norm(dim=1, keepdim=True)
+        found: Tensor = (self._config.size * unit).to(one.pair.A)
+        return found
 
     def _moves(self, one: AdaptedWeight, new: Components, gradient: Tensor) -> bool:
         """Return whether new components promise more than those that a weight trains now."""
