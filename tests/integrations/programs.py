@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_example(name: str, *options: str) -> str:
-    """Run an example in a fresh process and return what it says at its end, the network included."""
+    """Run an example in a fresh process and return what it says at its end, with the network."""
     said = run_program([str(ROOT / "examples" / name), *options])
     return said[said.rindex("after ") :].strip()
 
