@@ -439,32 +439,28 @@ class Adapt:
     def _renew(
         self, one: AdaptedWeight, directions: Tensor, optimizers: Sequence[Optimizer]
     ) -> None:
-        """Replace the components that a weight trains by ones with these directions.
-
-        The other matrix starts at 0. The parameters are new, so an optimizer counts their steps
-        from 0.
-        """
-        count = len(directions)
-        for key, shape in (("A", (count, one.columns)), ("B", (one.rows, count))):
-            old = getattr(one.pair, key)
-            values = torch.zeros(shape, dtype=old.dtype, device=old.device)
-            if key != one.pair.start:
-                values.copy_(directions if key == "A" else directions.T)
-            new = nn.Parameter(values, old.requires_grad)
-            setattr(one.pair, key, new)
-            swap(optimizers, old, new, keeps_state=False)
+        """Let a weight train components with these directions; the other matrix starts at 0."""
+        zeros = {"A": directions.new_zeros(len(directions), one.columns)}
+        zeros["B"] = directions.new_zeros(one.rows, len(directions))
+        fixed = "A" if one.pair.start == "B" else "B"
+        own = {**zeros, fixed: directions if fixed == "A" else directions.T}
+        self._replace(one, own, optimizers)
 
     def _extend(
         self, one: AdaptedWeight, directions: Tensor, optimizers: Sequence[Optimizer]
     ) -> None:
         """Let a pair train more components beside those that it has."""
-        old_a, old_b = one.pair.A, one.pair.B
-        columns = old_b.new_zeros(one.rows, len(directions))
-        for key, old, values in (
-            ("A", old_a, torch.cat([old_a.detach(), directions])),
-            ("B", old_b, torch.cat([old_b.detach(), columns], 1)),
-        ):
-            new = nn.Parameter(values, old.requires_grad)
+        pair, zeros = one.pair, directions.new_zeros(one.rows, len(directions))
+        rows, columns = [pair.A.detach(), directions], [pair.B.detach(), zeros]
+        self._replace(one, {"A": torch.cat(rows), "B": torch.cat(columns, 1)}, optimizers)
+
+    def _replace(
+        self, one: AdaptedWeight, values: dict[str, Tensor], optimizers: Sequence[Optimizer]
+    ) -> None:
+        """Give a pair new parameters, so that an optimizer counts their steps from 0."""
+        for key, value in values.items():
+            old = getattr(one.pair, key)
+            new = nn.Parameter(value.to(old, copy=True).contiguous(), old.requires_grad)
             setattr(one.pair, key, new)
             swap(optimizers, old, new, keeps_state=False)
 

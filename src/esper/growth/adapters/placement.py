@@ -248,7 +248,7 @@ class Planner:
         return Components(rows[order], gains[order].tolist())
 
     def _random_rows(self, name: str, one: AdaptedWeight, count: int, step: int) -> Tensor:
-        """Return rows from which both matrices train: they find their own way (docs/log.md)."""
+        """Return rows from which both matrices train: they find their own way (research/log.md)."""
         chance = generator("adapters", self._seed, name, step)
         rows = torch.randn(min(count, one.most_rank), one.columns, generator=chance)
         unit = rows / rows.norm(dim=1, keepdim=True)

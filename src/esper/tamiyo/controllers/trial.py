@@ -27,12 +27,12 @@ from esper.tamiyo.controllers.registry import (
     WAIT,
     Choice,
     RowView,
+    advance_seeds,
     check_rows,
     pack_choices,
     read_rows,
     read_settings,
     register_controller,
-    tend,
 )
 
 LOSS_POINTS = 100.0
@@ -132,7 +132,7 @@ class TrialController:
         slot = live[0]
         if row.stage[slot] == SeedStage.HOLDING:
             return self._judge(row, slot, memory, is_frozen=is_frozen)
-        choice = next(iter(tend(row, [slot])), WAIT)
+        choice = next(iter(advance_seeds(row, [slot])), WAIT)
         return choice, "" if choice is not WAIT else Why.DEVELOPING
 
     def _germinate(self, row: RowView, memory: _Memory, *, is_frozen: bool) -> Verdict:
