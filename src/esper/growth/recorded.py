@@ -249,7 +249,7 @@ def _open_again(
     run = RecordedGrowth(
         folder, growth, store, command, inputs, request.settings, is_saved=is_saved
     )
-    run.tell_versions(versions)
+    run.warn_of_other_versions(versions)
     if changes:
         record_changes(store, growth, changes)
         folder.log(f"changed: {changes.describe()}")

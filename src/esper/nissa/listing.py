@@ -1,8 +1,7 @@
-"""Which runs there are below a folder, and how they stand.
+"""Lists the runs below a folder with their state, and rolls a store back to a watermark.
 
-A run is a folder with a `run.db`, or one that has none: a `config.yaml` beside `checkpoints`, or
-beside the lock that whoever writes a run holds. Searches, clones and proofs have no store, and are
-listed with the runs. Looking at a run never disturbs it.
+A run is a folder with a `run.db`, or with a `config.yaml` beside `checkpoints` or a lock file.
+Searches, clones and proofs have no store and are listed too. Listing never disturbs a running run.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from esper.nissa.writer import encode, insert_rows, read_records
 from esper.utils.files import is_locked
 from esper.utils.settings import read_document
 
-# ---- What a checkpoint knows of the store: watermarks, going back to one, and the row of the run
+# ---- Watermarks, rolling back to one, and the row of the run
 
 
 _KEPT_MARKS = 64
@@ -45,8 +44,8 @@ _RESET = ("note", "ended", "val_score", "test_score", "twin_val_score", "twin_te
 def commit_watermark(
     connection: sqlite3.Connection, run_id: str, sinks: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Commit a watermark durably and return it as plain data."""
-    # A checkpoint survives a power cut, so what it refers to must as well.
+    """Commit a watermark to disk and return it as plain data."""
+    # A checkpoint survives a power cut, so the rows it refers to must, too.
     connection.execute("PRAGMA synchronous = FULL")
     try:
         with connection:  # commits, or rolls back
@@ -77,7 +76,7 @@ def read_positions(connection: sqlite3.Connection) -> dict[str, int]:
 def roll_back(
     connection: sqlite3.Connection, path: Path, mark: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Delete everything beyond a watermark, or everything without one; return sinks' cursors."""
+    """Delete all rows after a watermark, or all without one; return the cursors of the sinks."""
     wanted = dict.fromkeys(read_positions(connection), 0)
     number = 0
     sinks: dict[str, Any] = {}
@@ -99,7 +98,7 @@ def roll_back(
 
 
 def _check_shape(path: Path, mark: Mapping[str, Any]) -> None:
-    """Refuse a mark that `commit_watermark` would not have made."""
+    """Refuse a watermark that `commit_watermark` cannot have written."""
     positions = mark.get("positions")
     is_whole = (
         isinstance(mark.get("number"), int)
@@ -131,7 +130,7 @@ def _check_mark(connection: sqlite3.Connection, path: Path, mark: Mapping[str, A
 
 
 def insert_run(connection: sqlite3.Connection, run: RunRow) -> None:
-    """Begin a run: give it an id and a time, and write it down as running."""
+    """Insert the row of a new run, with its id and the time."""
     table = TABLES["runs"]
     insert_rows(connection, table, [encode(table, run, time.time())])
     created = {"run_id": secrets.token_hex(8), "created": time.time(), "resumes": 0}
@@ -147,7 +146,7 @@ def change_run(connection: sqlite3.Connection, changes: Mapping[str, Any]) -> No
 
 
 def read_run(connection: sqlite3.Connection) -> RunRow:
-    """Return the run as it stands; raise `StoreError` where there is none."""
+    """Return the row of the run; raise `StoreError` if there is none."""
     row = next(read_records(connection, "runs"), None)
     if not isinstance(row, RunRow):
         raise StoreError("the store holds no run; it is damaged")
@@ -159,12 +158,12 @@ State = Literal["running", "interrupted", "finished", "damaged"]
 MAX_DEPTH = 4
 
 LISTING_S = 1.0
-"""How long a list waits for one store; others are in it as well."""
+"""Time limit of each store in a list."""
 
 COMMAND = "command"
-"""Where the settings of a search, a clone or a proof name the command that they are of."""
+"""Key of the command in the settings of a search, a clone or a proof."""
 RESULTS = {"search": "summary.json", "clone": "clone.json", "prove": "report.md"}
-"""By command, what tells the outcome in its folder."""
+"""By command, the file with its results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +182,8 @@ class RunEntry:
     unit: str | None = None
     """epochs or rounds."""
     val_score: float | None = None
-    """Validation score, in points: the last, or that of the network that is kept; of a training run
-    the mean of its last round."""
+    """Validation score in points: of the last epoch or the kept network; of a training run the mean
+    of its last round."""
     val_gain: float | None = None
     """That score minus the twin's validation score."""
     test_score: float | None = None
@@ -200,16 +199,15 @@ class RunEntry:
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[RunEntry]:
-    """Return every run at or below a folder, the one written last first."""
+    """Return all runs at or below a folder, newest first."""
     base = Path(root)
     if not os.path.isdir(base):
         raise UsageError(f"there is no folder {base}; give the folder that holds the runs")
-    # What is private or damaged is told in its own line; the others are listed as ever.
     return newest_first(describe_run(folder) for folder in run_folders(base))
 
 
 def newest_first(runs: Iterable[RunEntry]) -> list[RunEntry]:
-    """Return runs in the order of a list, the one written last first."""
+    """Return runs sorted by the time of their last write, newest first."""
     return sorted(runs, key=lambda run: (run.age_s is None, run.age_s or 0.0))
 
 
@@ -237,24 +235,24 @@ def _is_real_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    # Not the methods of Path, which raise where a folder is private.
+    # The methods of Path raise if a folder is not accessible.
     if os.path.isfile(folder / STORE_FILE) or os.path.islink(folder / STORE_FILE):
         return True
-    # Settings alone could be anybody's; whoever writes a run has left a lock beside them.
+    # A config.yaml alone may belong to another program.
     marks = (LOCK_FILE, "checkpoints")
     has_mark = any(os.path.exists(folder / mark) for mark in marks)
     return has_mark and os.path.isfile(folder / "config.yaml")
 
 
 def describe_run(folder: Path) -> RunEntry:
-    """Return how one run stands; a store that cannot be read makes it damaged, with the reason."""
+    """Return the entry of one run; if its store cannot be read, as damaged with the reason."""
     path = folder / STORE_FILE
     if not os.path.lexists(path):
         return _without_store(folder)
     limit = TimeLimit(LISTING_S)
     try:
         if os.path.islink(path):
-            # It may lead out of the folder whose runs are listed.
+            # A link may lead out of the folder whose runs are listed.
             raise StoreError(f"{STORE_FILE} is a link; put the store itself there to list it")
         connection = connect_reader(path, limit, busy_timeout_s=LISTING_S)
         try:
@@ -270,9 +268,8 @@ def describe_run(folder: Path) -> RunEntry:
 
 
 def describe_store(folder: Path, connection: sqlite3.Connection) -> RunEntry:
-    """Return how the run of an open store stands."""
-    # Asked before the store is read: a run that ends in between is then seen to run, not to have
-    # been interrupted.
+    """Return the entry of the run of an open store."""
+    # Read before the store: a run that ends in between then counts as running, not interrupted.
     is_written = is_locked(folder / LOCK_FILE)
     run = read_run(connection)
     is_training = run.kind == "train"
@@ -358,7 +355,7 @@ def _describe_played(folder: Path, config: Mapping[str, Any]) -> RunEntry:
     is_finished = os.path.isfile(result)
     rounds = done = None
     if command == "clone":
-        # It is told round by round.
+        # Its result is written after every round.
         rounds, done = config.get("rounds"), _cloned_rounds(result)
         is_finished = done == rounds
     return RunEntry(
@@ -377,8 +374,7 @@ def _describe_played(folder: Path, config: Mapping[str, Any]) -> RunEntry:
 
 def _cloned_rounds(result: Path) -> int:
     try:
-        told = json.loads(_own_file(result).read_text(encoding="utf-8"))
-        return len(told["rounds"])
+        return len(json.loads(_own_file(result).read_text(encoding="utf-8"))["rounds"])
     except (OSError, LookupError, RecursionError, TypeError, ValueError):
         return 0
 
@@ -392,7 +388,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _own_file(path: Path) -> Path:
-    """Return the path of a file that lies there itself: a link may lead out of the folder."""
+    """Return a path that is not a link, which may lead out of the folder."""
     if os.path.islink(path):
         raise FileNotFoundError(path)
     return path
@@ -406,7 +402,7 @@ def _age(folder: Path) -> float | None:
             status = (folder / name).lstat()
         except OSError:
             continue
-        # An empty file beside the store is a reader's, not the run's.
+        # An empty file beside the store was made by a reader, not by the run.
         if status.st_size:
             times.append(status.st_mtime)
     return max(0.0, time.time() - max(times)) if times else None

@@ -1,8 +1,7 @@
-"""RecordedRun: the loop of every run, which records, saves, shows, and stops when it is asked to.
+"""RecordedRun: the loop of every run, which records, saves checkpoints, shows progress and stops.
 
-After each step the run is written down, a checkpoint saved where one is due, and whoever watches is
-shown the step. A checkpoint holds the watermark of the store, so that a run which was killed at any
-moment goes on from its last checkpoint and leaves, on the CPU, what an uninterrupted run leaves.
+A checkpoint holds the watermark of the store. So a run that was killed at any moment continues from
+its last checkpoint, and on the CPU leaves what an uninterrupted run leaves.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from esper.utils.process import STOP_SIGNALS, software_versions
 if TYPE_CHECKING:
     from esper.nissa.store import RunStore
 
-# - What a run stands on beside its settings: data, model, its controller's file, and the software
+# ---- Inputs of a run beside its settings: data, model, the controller's file, software
 
 
 SETTABLE = ("data", "controller")
-"""Contents that a setting names, so that another one can be given."""
+"""Contents that a setting names, so that --set can replace them."""
 
 _CHECKSUM = re.compile("[0-9a-f]{32}")
 
@@ -41,16 +40,16 @@ COMPARED_VERSIONS = ("esper", "python", "torch", "numpy")
 
 @dataclass(frozen=True, slots=True)
 class RunInputs(Plain):
-    """What was found when a run was started or continued."""
+    """Checksums and versions at the start of a run, or when it was continued."""
 
     contents: Mapping[str, str]
-    """By name, such as 'data' or 'training targets': a checksum, or what it is in a few words."""
+    """By name, such as 'data' or 'training targets': a checksum or a short description."""
     versions: Mapping[str, str]
     """Of the software."""
 
     @classmethod
     def now(cls, contents: Mapping[str, str | None]) -> RunInputs:
-        """Return these contents, where there are any, with the software that runs."""
+        """Return the contents that are not None, with the versions of this process."""
         found = software_versions()
         return cls(
             {name: value for name, value in contents.items() if value is not None},
@@ -60,15 +59,15 @@ class RunInputs(Plain):
     def differences(
         self, run: Path, saved: Mapping[str, Any], changed: Collection[str]
     ) -> dict[str, tuple[str, str]]:
-        """Return which software is another than it was, by name: its version then and now.
+        """Return the software whose version differs, by name: the version then and now.
 
         Args:
-            run: the folder of the run.
-            saved: what a checkpoint says, as `to_mapping` returned it.
-            changed: settings that were changed on purpose, so that their content may differ.
+            run: The run folder.
+            saved: The inputs of the checkpoint, as `to_mapping` returned them.
+            changed: Settings that were changed on purpose, so that their content may differ.
 
         Raises:
-            UsageError: Some content is another, and nobody said that it should be.
+            UsageError: Some content differs although its setting was not changed.
         """
         try:
             contents, versions = dict(saved["contents"]), dict(saved["versions"])
@@ -94,7 +93,7 @@ class RunInputs(Plain):
 
 
 def describe_versions(differences: Mapping[str, tuple[str, str]]) -> str:
-    """Return other software in one line."""
+    """Return version differences in one line."""
     return ", ".join(f"{name} {was} -> {now}" for name, (was, now) in differences.items())
 
 
@@ -110,16 +109,16 @@ its group, batch systems one to every process.
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked a run to stop; it is saved and can be continued.
+    """A signal stopped a run, which is saved and can be continued.
 
     Args:
-        run: its folder.
-        signal: which signal came first.
-        epoch: after which epoch of it.
+        run: The run folder.
+        signal: The first signal.
+        epoch: The last epoch that was done.
     """
 
     def __init__(self, run: Path, signal: int, epoch: int) -> None:
-        """Say how a program continues the run."""
+        """Create the error, with how to continue the run."""
         super().__init__(f"{run} is saved; continue it with resume=True")
         self.signal, self.epoch = signal, epoch
 
@@ -128,12 +127,12 @@ class RecordedRun(ABC, Generic[Step]):
     """A run that is open for writing in its folder; use it as a context manager.
 
     Args:
-        folder: where it lies.
-        store: where it is written down.
-        command: the command that started it.
-        inputs: what it stands on beside its settings.
-        save_every_s: most time from one checkpoint to the next.
-        is_saved: whether the newest checkpoint holds the state to go on from.
+        folder: The run folder.
+        store: The store to record to.
+        command: The command that started it.
+        inputs: Its inputs beside its settings.
+        save_every_s: Longest time between two checkpoints, in seconds.
+        is_saved: Whether the newest checkpoint holds the current state.
     """
 
     kind: ClassVar[RunKind]
@@ -155,11 +154,11 @@ class RecordedRun(ABC, Generic[Step]):
         self._saved_at = time.monotonic()
         self._is_saved = is_saved
         self._best: Write | None = None
-        """What writes `checkpoints/best`, where the run has made something better than is there."""
+        """Writes `checkpoints/best`, if there is something better than what is saved."""
 
     @abstractmethod
     def steps(self) -> Iterator[Step]:
-        """Do what is left, one step after another."""
+        """Do the remaining steps."""
 
     @property
     @abstractmethod
@@ -168,34 +167,34 @@ class RecordedRun(ABC, Generic[Step]):
 
     @abstractmethod
     def record(self, step: Step) -> None:
-        """Write one step down."""
+        """Record one step."""
 
     def is_due(self, step: Step) -> bool:
-        """Return whether a checkpoint is to be saved after a step."""
+        """Return whether to save a checkpoint after a step."""
         return time.monotonic() - self._saved_at >= self._save_every_s
 
     @abstractmethod
     def best(self, step: Step) -> Write | None:
-        """Return what writes the best that the run has made, where this step has made it."""
+        """Return a function that writes the best result, if this step made it."""
 
     @abstractmethod
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
-        """Return the state, what its manifest says, and the other parts of a checkpoint."""
+        """Return the state, its manifest, and the other parts of a checkpoint."""
 
     @abstractmethod
     def record_stop(self) -> str:
-        """Write down that the run stops before its end; return where it stopped, in words."""
+        """Record that the run stops early; return where, in words."""
 
     def carry_out(
         self,
         show: Callable[[Step], None] | None = None,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Go on to the end, or until asked to stop; return whether the end was reached.
+        """Run to the end, or until asked to stop; return whether the end was reached.
 
         Args:
-            show: called after every step.
-            is_stopped: asked after every step; the state is then saved.
+            show: Called after every step.
+            is_stopped: Called after every step; True saves the state and stops.
         """
         for step in self.steps():
             self._is_saved = False
@@ -206,11 +205,11 @@ class RecordedRun(ABC, Generic[Step]):
             if show is not None:
                 was_done = self.is_done
                 show(step)
-                # Whoever is shown the step may end the run; that is saved too.
+                # A callback may end the run; that is saved too.
                 self._is_saved &= self.is_done == was_done
             if is_stopped():
                 break
-        # Not twice: `previous` is to be older than `latest`.
+        # Not twice: `previous` must be older than `latest`.
         if not self._is_saved:
             self.save()
         if self.is_done:
@@ -219,8 +218,8 @@ class RecordedRun(ABC, Generic[Step]):
         return False
 
     def save(self) -> None:
-        """Save a checkpoint of the state as it is now, and before it the best so far."""
-        # The mark is in the store before the checkpoint that speaks of it exists.
+        """Save the best result so far, then a checkpoint of the current state."""
+        # The watermark must be in the store before the checkpoint that refers to it.
         mark = self.store.watermark()
         if self._best is not None:
             self._best(self.checkpoints.best)
@@ -231,20 +230,20 @@ class RecordedRun(ABC, Generic[Step]):
         self._saved_at = time.monotonic()
         self._is_saved = True
 
-    def tell_versions(self, versions: Mapping[str, tuple[str, str]]) -> None:
-        """Say that the run goes on with other software, where it does."""
+    def warn_of_other_versions(self, versions: Mapping[str, tuple[str, str]]) -> None:
+        """Record and warn if the run continues with other versions of software."""
         if not versions:
             return
-        told = describe_versions(versions)
-        self.folder.log(f"other software: {told}")
+        text = describe_versions(versions)
+        self.folder.log(f"other software: {text}")
         self.store.event(
             EventKind.VERSIONS_CHANGED,
-            f"continued with other software: {told}",
+            f"continued with other software: {text}",
             severity="warning",
             data={name: list(pair) for name, pair in versions.items()},
         )
         warn(
-            f"{self.folder.path} was saved with other software ({told}); from here on its numbers "
+            f"{self.folder.path} was saved with other software ({text}); from here on its numbers "
             "may differ from those of an uninterrupted run"
         )
 
@@ -260,7 +259,7 @@ class RecordedRun(ABC, Generic[Step]):
 
 
 def carry_out_or_raise(run: RecordedRun[Step], show: Callable[[Step], None] | None) -> None:
-    """Carry a run out to its end within a program that does other things too.
+    """Run to the end, within a program that does other things too.
 
     Raises:
         KeyboardInterrupt: A signal came; the run is saved and can be continued.
@@ -270,7 +269,7 @@ def carry_out_or_raise(run: RecordedRun[Step], show: Callable[[Step], None] | No
     if is_done:
         return
     if noted[0] != signal.SIGINT:
-        # What this program does on such a signal is its own affair; usually it ends here.
+        # The program's own handler decides what else to do; by default the process ends.
         run.close()
         signal.raise_signal(noted[0])
     raise KeyboardInterrupt(f"{run.folder.path} is saved; continue it with resume=True")
@@ -285,13 +284,13 @@ def _is_ours(number: int) -> bool:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Within the block `STOP_SIGNALS` are noted in the list, and work goes on until it looks.
+    """Within the block, collect `STOP_SIGNALS` in the yielded list instead of stopping at once.
 
-    Only the main thread may listen; elsewhere nothing is noted. A signal that whoever started the
-    process has silenced (`nohup` does) stays silent, and one that a program uses itself is its own.
+    Only the main thread can do this; in others the list stays empty. Signals that are ignored (by
+    `nohup`) or that the program handles itself are left alone.
 
     Raises:
-        KeyboardInterrupt: Another signal came later: whoever sent it does not want to wait.
+        KeyboardInterrupt: A second signal came later: the user does not want to wait.
     """
     noted: list[int] = []
     first = 0.0

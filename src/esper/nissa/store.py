@@ -1,4 +1,4 @@
-"""RunStore: what a run calls to write down what happens.
+"""RunStore: records what happens in a run.
 
     store = open_store("runs/first", RunRow(task="digits", controller="heuristic", epochs=60))
     store.write(EpochRow(step=1, val_score=71.2, val_loss=0.9))
@@ -6,9 +6,9 @@
     store.finish("finished", val_score=96.1)
     store.close()
 
-Rows are handed to one writer thread and are in the file within a quarter of a second. Whatever
-goes wrong with the file is a `StoreError` at the next call. Monitors look at the records as they
-pass, and their alarms are rows of the same transaction.
+Rows are passed to one writer thread and are in the file within a quarter of a second. An error
+of the file is raised as `StoreError` at the next call. Monitors check the records, and their alarms
+are written in the same transaction.
 """
 
 from __future__ import annotations
@@ -80,15 +80,15 @@ class RunStore:
 
     @property
     def stats(self) -> WriterStats:
-        """What was written, and what it cost."""
+        """Rows and commits so far, and the time spent waiting."""
         return self._writer.stats
 
     # --------------------------------------------------------------------------------- what happens
 
     def write(self, *records: Row) -> None:
-        """Record one or more rows; those given together are committed together.
+        """Record one or more rows in one transaction.
 
-        Call it from one thread: monitors look at records in the order in which they come.
+        Call it from one thread: monitors depend on the order of the records.
         """
         found = [(TABLE_OF[type(record)], record) for record in records]
         alarms: list[AlarmRow] = []
@@ -107,8 +107,8 @@ class RunStore:
     def write_columns(self, table: str, columns: Mapping[str, Any]) -> None:
         """Record many rows of one table at once, as columns of equal length.
 
-        A value that is no list stands for every row; columns left out are absent. These rows go to
-        the file alone: monitors and sinks work on what is recorded row by row.
+        A value that is not a list applies to every row; missing columns are NULL. These rows go to
+        the file only, not to monitors and sinks.
         """
         if table not in TABLES or table == "runs":
             raise UsageError(f"there is no table {table!r}; known: {', '.join(list(TABLES)[1:])}")
@@ -123,16 +123,16 @@ class RunStore:
             self._writer.put(Columns(TABLES[table], dict(columns), size, time.time()), size)
 
     def event(self, kind: str, message: str | None = None, **columns: Any) -> None:
-        """Record that something happened."""
+        """Record an event."""
         self.write(EventRow(kind=kind, message=message, **columns))
 
     # ------------------------------------------------------------------------------- checkpoints
 
     def watermark(self) -> dict[str, Any]:
-        """Commit everything and return where the store stands, to be saved in a checkpoint.
+        """Commit everything and return the position of the store, to be saved in a checkpoint.
 
         Raises:
-            StoreError: What was written cannot be read again: the folder or the file is gone.
+            StoreError: The folder or the file was moved or removed.
         """
         self.check_in_place()
 
@@ -144,10 +144,7 @@ class RunStore:
         return self._writer.call(mark)
 
     def check_in_place(self) -> None:
-        """Raise where what is written here would never be found.
-
-        A file that was removed or moved can still be written to; nobody would notice until the end.
-        """
+        """Raise if the folder or the file was moved or removed, which SQLite would not notice."""
         folder = self.path.parent
         if not self._lock.is_in_place:
             raise StoreError(
@@ -165,13 +162,13 @@ class RunStore:
             )
 
     def flush(self) -> None:
-        """Return when everything recorded so far is in the file."""
+        """Wait until everything recorded so far is in the file."""
         self._writer.call(lambda connection: None)
 
     # --------------------------------------------------------------------------------------- ending
 
     def finish(self, status: str = "finished", **columns: Any) -> None:
-        """Say how the run ended; further columns of `runs` are its results."""
+        """Record how the run ended; `columns` are further columns of `runs`, its results."""
         if status not in STATUSES:
             raise UsageError(f"a run ends as {', '.join(STATUSES)}, got {status!r}")
         unknown = sorted(set(columns) - set(TABLES["runs"].names))
@@ -194,7 +191,7 @@ class RunStore:
         self._status = status
 
     def close(self) -> None:
-        """End the sinks and the writer; a run that was not finished counts as interrupted."""
+        """Close sinks and writer; a run that was not finished counts as interrupted."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -205,7 +202,7 @@ class RunStore:
             if self._status is None and self._writer.error is None:
                 self.finish("interrupted")
         except StoreError:
-            # Closing must not hide why it closes; the next open finds the run interrupted.
+            # An error here must not hide the first one; the run counts as interrupted.
             self._status = "failed"
         finally:
             for pump in self._pumps:
@@ -238,7 +235,7 @@ class RunStore:
             self._pumps.append(SinkPump(name, sink, context(name), self._report_sink))
 
     def deliver(self, records: Sequence[Row]) -> None:
-        """Hand committed records to the sinks; the writer thread calls it."""
+        """Pass committed records to the sinks; the writer thread calls it."""
         for pump in self._pumps:
             pump.offer(records)
 
@@ -283,23 +280,23 @@ def open_store(
     """Open the store of a run folder for writing.
 
     Args:
-        folder: The run folder; it is created where it is missing.
-        run: What is being run; `run_id`, the machine and the times are filled in.
-        resume: False for a new run. To continue one: the watermark that its checkpoint holds, or
-            True when it stopped before its first checkpoint. What lies beyond is deleted, in the
-            store and in the sinks.
+        folder: The run folder; it is created if it does not exist.
+        run: The run; `run_id`, the machine and the times are filled in.
+        resume: False for a new run. To continue one: the watermark of its checkpoint, or True if
+            it stopped before its first checkpoint. Later rows are deleted, in the store and in the
+            sinks.
         sinks: Names of registered sinks, or sinks.
-        watch: Whether monitors look at the records.
+        watch: Whether monitors check the records.
         on_alarm: Called with every alarm, from any thread.
-        busy_timeout_s: How long the run waits for another program that holds the file.
-        queue_rows: Rows that may wait; beyond, producers wait.
-        lock: The folder's lock, where the caller holds it already; the store gives it back.
+        busy_timeout_s: How long to wait while another program locks the file.
+        queue_rows: Size of the queue; producers wait while it is full.
+        lock: The lock of the folder, if the caller holds it already; `close` releases it.
 
     Raises:
         StoreError: The folder or the file cannot be used; one line says why.
         CheckpointError: Another process writes to the folder.
     """
-    # A name that is wrong is found before anything is opened.
+    # Unknown names are refused before anything is opened.
     made_sinks = [make_sink(sink) for sink in sinks]
     path = Path(folder) / STORE_FILE
     try:
@@ -317,7 +314,7 @@ def open_store(
                 f"{path.parent} already holds a run; continue it or choose another folder"
             )
         if is_new:
-            # The log of a store that was taken away would be replayed into the new one.
+            # SQLite would replay the log of a removed store into the new one.
             remove_log(path)
             create_database(path, lambda made: insert_run(made, run))
         limit = TimeLimit(ANSWER_S)
@@ -331,7 +328,7 @@ def open_store(
                 cursors = roll_back(connection, path, mark)
             changes: dict[str, Any] = {"process": os.getpid(), "host": platform.node()}
             if not is_new:
-                # A run may be continued with other settings than it began with.
+                # A run may be continued with changed settings.
                 changes |= {"config": run.config, "rounds": run.rounds}
             change_run(connection, changes)
             run = read_run(connection)
@@ -355,11 +352,11 @@ def open_store(
 
     store.start(made_sinks, context)
     if resume is not False:
-        _tell_resumed(store, resume, is_new)
+        _record_resume(store, resume, is_new)
     return store
 
 
-def _tell_resumed(store: RunStore, resume: Mapping[str, Any] | bool, is_new: bool) -> None:
+def _record_resume(store: RunStore, resume: Mapping[str, Any] | bool, is_new: bool) -> None:
     if is_new and isinstance(resume, Mapping):
         store.event(
             EventKind.STORE_RESTARTED,
@@ -377,7 +374,7 @@ def _tell_resumed(store: RunStore, resume: Mapping[str, Any] | bool, is_new: boo
 
 @contextmanager
 def _explained(path: Path, limit: TimeLimit) -> Iterator[None]:
-    """Turn what goes wrong with a store that is opened again into one line."""
+    """Turn errors of opening an existing store into one line."""
     try:
         yield
     except sqlite3.Error as error:

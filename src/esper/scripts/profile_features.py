@@ -1,7 +1,7 @@
-"""`python -m esper.scripts.profile_features`: what an observation costs, and where the time goes.
+"""`python -m esper.scripts.profile_features`: time of an observation, by function.
 
-The time is that of `esper bench observation`; this adds which functions it is spent in. One thread
-is used.
+`esper bench observation` measures the same; this also lists the functions that take the time. It
+uses one thread.
 """
 
 from __future__ import annotations

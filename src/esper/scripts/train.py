@@ -1,11 +1,11 @@
-"""`python -m esper.scripts.train`: the documents' own entry point, a thin alias of the commands.
+"""`python -m esper.scripts.train`: the entry point of the design documents, an alias of commands.
 
     python -m esper.scripts.train ppo --episodes 5 --max-epochs 10 --seed 42
     python -m esper.scripts.train ppo --resume --set ppo.entropy_coef=0.1 --out runs/digits
     python -m esper.scripts.train heuristic --max-epochs 75 --seed 42
 
-`ppo` is `esper train` and `heuristic` is `esper grow --controller heuristic`: those commands have
-more options. By default both use the embedded digits, so neither data nor a network is needed.
+`ppo` is `esper train` and `heuristic` is `esper grow --controller heuristic`; those commands have
+more options. By default both use the embedded digits, so no data is needed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ POLICY_SETTINGS = {
     ),
     "v2": ("policy.lstm_hidden_dim=512",),
 }
-"""What distinguishes the documents' two policies: width, blueprint head, the critic's input."""
+"""Settings of the two policies of the design documents."""
 
 
 def build_parser() -> Parser:
@@ -60,7 +60,7 @@ def build_parser() -> Parser:
     )
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     ppo = verbs.add_parser("ppo", help="train a controller: `esper train`")
-    # No defaults here: a run that is continued keeps what is not given.
+    # No defaults here: a continued run keeps its settings.
     ppo.add_argument("--episodes", type=int, metavar="R", help="rounds of training (default: 100)")
     ppo.add_argument(
         "--max-epochs", type=int, metavar="L", help="decisions in an episode (default: 60)"
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def ppo_command(options: argparse.Namespace) -> list[str]:
-    """Return the arguments of `esper train`; what is given to a continued run is a change of it."""
+    """Return the arguments of `esper train`; with --resume they change the run."""
     given = {name: getattr(options, name) for name in OPTIONS}
     known = {name: value for name, value in given.items() if value is not None}
     settings = [*options.set]
@@ -150,7 +150,7 @@ def ppo_command(options: argparse.Namespace) -> list[str]:
 
 
 def heuristic_commands(options: argparse.Namespace) -> list[list[str]]:
-    """Return the arguments of `esper grow`, one network after another."""
+    """Return the arguments of `esper grow` for each network."""
     out, count = options.out, options.episodes
     folders = [f"{out}/{number}" if out and count > 1 else out for number in range(count)]
     controller = "heuristic"

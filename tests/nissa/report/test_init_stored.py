@@ -85,7 +85,7 @@ def test_a_run_that_goes_on_is_told_as_far_as_it_is(tmp_path: Path) -> None:
         tell(store, growing_run(), 30)
         store.flush()
         text = read(report_run(tmp_path / "run").read_text()).text
-    assert "Written after epoch 30 of 60; the run goes on." in text
+    assert "Written after epoch 30 of 60; the run continues." in text
     assert "A growing run on digits, not yet at its end" in text
     assert "the controller heuristic" in text
     text = read(report_run(tmp_path / "run").read_text()).text

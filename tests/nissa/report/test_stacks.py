@@ -16,7 +16,7 @@ from esper.leyline.records import (
     stacks_at_end,
 )
 from esper.nissa.report import growth_picture, render_report
-from esper.nissa.report.stacks import format_flops, read_stacks, tell_compute, tell_lane
+from esper.nissa.report.stacks import describe_compute, describe_lane, format_flops, read_stacks
 from tests.nissa.report.runs import make_epoch
 
 STEPS = 10
@@ -77,7 +77,7 @@ def test_a_bar_begins_at_the_step_at_which_its_block_woke() -> None:
     (lane,) = read_stacks(history())
     assert (lane.name, lane.blocks) == ("h", 4)
     assert lane.spans == [(0.0, 1.5, 1), (1.5, 3, 2), (3, 4, 4)]
-    assert tell_lane(lane) == (
+    assert describe_lane(lane) == (
         "Stack h: 1 of 4 blocks awake at first, 2 from epoch 1.5 on, 4 from epoch 3 on."
     )
 
@@ -162,4 +162,4 @@ def test_operations_have_a_word_for_their_size() -> None:
     assert format_flops(1.353e12) == "1.35 T"
     assert format_flops(7e18) == "7.00 E"
     assert format_flops(900.0) == "900.0"
-    assert tell_compute(5e9, 0.0) == "5.00 G"
+    assert describe_compute(5e9, 0.0) == "5.00 G"

@@ -113,7 +113,7 @@ def test_a_run_with_every_controller(controller: str, command: Command, tmp_path
     if controller.startswith("schedule"):
         ops = [record["decision"] and record["decision"]["op"] for record in history]
         assert ops == ["GERMINATE", "ADVANCE", "WAIT", None]
-        assert "would lose now without the seed" in said.out
+        assert "if the seed were removed now" in said.out
         assert "norm" in said.out
     if controller == "wait":
         assert "The controller germinated nothing." in said.out

@@ -40,7 +40,7 @@ def test_a_wrong_request_is_one_line(
     (tmp_path / "proof").mkdir()
     (tmp_path / "proof" / "config.yaml").write_text("command: prove\n")
     words = esper(capsys, "report", tmp_path / "proof").complaint()
-    assert "`esper prove`, which keeps no run.db; what came of it is in its report.md" in words
+    assert "`esper prove`, which has no run.db; its results are in report.md" in words
     assert "is a folder" in esper(capsys, "report", run, "--out", run).complaint()
     (run / "run.db").write_bytes(b"not a database" * 100)
     said = esper(capsys, "report", run)

@@ -1,4 +1,4 @@
-"""The web application: pages, data and events, all of it reading."""
+"""The web application of the dashboard, which only reads."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from esper.nissa.report.page import PICTURE_STYLE, load_templates
 from esper.nissa.report.panels import read_series
 
 MOST_THREADS = 4
-"""Threads that answer for one run at once; a slow store keeps no more of them."""
+"""Threads per run, so that one slow store does not block the others."""
 
 MOST_OVERLAID = 8
-"""Runs that one page looks at together."""
+"""Runs that one page can show together."""
 
 MOST_PIXELS = 20_000
 """Width of a drawing that may be asked for."""
@@ -54,9 +54,9 @@ def make_app(root: Path, access: Access, *, is_over: Callable[[], bool] = lambda
     """Return the application over the runs at or below a folder.
 
     Args:
-        root: a run folder, or one that holds runs.
-        access: what a request must bring.
-        is_over: says when streams and questions have to end, so that the server can stop.
+        root: A run folder, or a folder of runs.
+        access: Which requests are allowed.
+        is_over: Returns True when streams and queries have to end because the server stops.
     """
     pages = _Pages(root, is_over)
     routes = [
@@ -111,18 +111,18 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _explain(request: Request, error: Exception) -> Response:
-    """Tell why a store did not answer: what is damaged says so, and the rest goes on."""
-    told = reason_of(error)
-    if "--timeout" in told:
-        told = "This took too long; choose a round, or fewer rows."
-    return _answer({"error": visible(told)}, 422)
+    """Answer with the error of a store; other runs stay available."""
+    text = reason_of(error)
+    if "--timeout" in text:
+        text = "This took too long; choose a round, or fewer rows."
+    return _answer({"error": visible(text)}, 422)
 
 
 Endpoint = Callable[["_Pages", Request], Awaitable[Response]]
 
 
 def _data(read: Callable[[_Pages, Request], Any]) -> Endpoint:
-    """Make an answer of what a reader returns; it runs beside the loop that serves."""
+    """Make an endpoint of a function, which runs in a thread of its own."""
 
     @functools.wraps(read)
     async def answer(self: _Pages, request: Request) -> Response:
@@ -134,7 +134,7 @@ def _data(read: Callable[[_Pages, Request], Any]) -> Endpoint:
 
 
 def _of_run(read: Callable[[_Pages, Request, StoredRun], Any]) -> Endpoint:
-    """Make an answer of what a reader finds in the run that a request names."""
+    """Make an endpoint of a function that reads the run named in the request."""
 
     @functools.wraps(read)
     def opened(self: _Pages, request: Request) -> Any:
@@ -147,7 +147,7 @@ def _of_run(read: Callable[[_Pages, Request, StoredRun], Any]) -> Endpoint:
 
 
 class _Pages:
-    """Everything that can be asked for."""
+    """The endpoints."""
 
     def __init__(self, root: Path, is_over: Callable[[], bool]) -> None:
         self._catalog = Catalog(root, is_over=is_over)
@@ -162,7 +162,7 @@ class _Pages:
         return self._page("runs.html", root=visible(self._catalog.root))
 
     async def run_page(self, request: Request) -> Response:
-        """Return the page of one run, or of several; a page is made even if the run is gone."""
+        """Return the page of one run or several; a script on it reports a missing run."""
         return self._page("run.html", name=visible(request.query_params.get("id", "")))
 
     async def look(self, request: Request) -> Response:
@@ -181,27 +181,27 @@ class _Pages:
 
     @_data
     def runs(self, request: Request) -> Any:
-        """Return every run in a line; a damaged one says what is wrong with it."""
+        """Return all runs; a damaged one has the reason in its note."""
         found = []
         for name, entry in self._catalog.entries().items():
-            told = dataclasses.asdict(entry)
-            del told["path"]
-            found.append({"name": name, **reading.plain(told)})
+            fields = dataclasses.asdict(entry)
+            del fields["path"]
+            found.append({"name": name, **reading.plain(fields)})
         return {"root": visible(self._catalog.root), "runs": found}
 
     @_of_run
     def run(self, request: Request, run: StoredRun) -> Any:
-        """Return what one run is and how it stands."""
+        """Return settings, progress and alarms of one run."""
         return reading.read_run(run, request.query_params["id"])
 
     @_of_run
     def series(self, request: Request, run: StoredRun) -> Any:
-        """Return the points of a run's charts, and the position from which a stream goes on.
+        """Return the points of a run's charts, and the position at which a stream continues.
 
-        With `from` and `to`, those between two places of the axis alone.
+        `from` and `to` restrict them to a part of the axis.
         """
         between = _between(request)
-        # Read before the points: what is written meanwhile is then told twice, not left out.
+        # Read before the points: rows written in between are then sent twice, not lost.
         position = stream.read_position(run)
         kind = reading.read_kind(run)
         return {
@@ -212,7 +212,7 @@ class _Pages:
 
     @_of_run
     def garden(self, request: Request, run: StoredRun) -> Any:
-        """Return what lived in the slots of one episode."""
+        """Return what one episode was and what grew in it."""
         return episodes.read_garden(run, _number(request, "round"), _number(request, "row"))
 
     @_of_run
@@ -245,7 +245,7 @@ class _Pages:
 
     @_of_run
     def decisions(self, request: Request, run: StoredRun) -> Any:
-        """Return decisions that meet all conditions."""
+        """Return the decisions that match all conditions."""
         asked = request.query_params
         return episodes.read_decisions(
             run,
@@ -264,7 +264,7 @@ class _Pages:
         return episodes.read_foreseen(run, _number(request, "round"))
 
     async def stream(self, request: Request) -> Response:
-        """Tell what is new in one run or several, from where the page stands."""
+        """Stream what is new in one run or several since the position of the page."""
         names = request.query_params.getlist("id")[:MOST_OVERLAID]
         seen = request.headers.get("last-event-id") or request.query_params.get("after", "")
         places = seen.split("|")
@@ -279,7 +279,7 @@ class _Pages:
         )
 
     def limiter(self, name: str) -> anyio.CapacityLimiter:
-        """Return what limits the threads that answer for one run: others have their own."""
+        """Return the limiter of the threads of one run."""
         found = self._limiters.get(name)
         if found is None:
             found = self._limiters[name] = anyio.CapacityLimiter(MOST_THREADS)
@@ -318,7 +318,7 @@ def _between(request: Request) -> tuple[int, int] | None:
     if low is None and high is None:
         return None
     if low is None or high is None or low > high:
-        raise HTTPException(400, "from and to must be two places of the axis, the lower one first.")
+        raise HTTPException(400, "from and to must be whole numbers, the lower one first.")
     return low, high
 
 
@@ -327,11 +327,11 @@ def _number(request: Request, key: str) -> int:
     return 0 if found is None else found
 
 
-# ---- The server of the live page: one process that listens, reads and can be stopped at once
+# ---- The server
 
 
 _TICK_S = 0.5
-"""How often the server looks whether it has to stop."""
+"""How often the server checks whether it has to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,11 +353,11 @@ def serve(
     """Serve the runs at or below a folder until the process is interrupted.
 
     Args:
-        root: a run folder, or one that holds runs.
-        host: where to listen; beyond this machine a token is asked for.
-        port: which port, 0 for any that is free.
-        names: further names the server may be asked under.
-        say: called with the address once the server listens.
+        root: A run folder, or a folder of runs.
+        host: The address to listen on; any but a local one requires a token.
+        port: The port, 0 for any that is free.
+        names: Further host names that requests may use.
+        say: Called with the address once the server listens.
 
     Raises:
         UsageError: The port is taken, or the host is not one of this machine.
@@ -372,10 +372,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """Wakes up less often than uvicorn does, ten times a second, to see whether it has to stop.
-
-    Waking up was most of what the server cost the run beside it while nothing was new.
-    """
+    """A uvicorn server that wakes up twice a second instead of ten times, to save CPU time."""
 
     def __init__(self, root: Path, access: Access) -> None:
         app = make_app(root, access, is_over=lambda: self.should_exit)
@@ -404,7 +401,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
-        # Whoever was told the address may come before the server is ready; it waits here.
+        # Connections that come before the server is ready wait in this queue.
         listening.listen()
     except (OSError, OverflowError) as error:
         listening.close()

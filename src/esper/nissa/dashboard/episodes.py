@@ -13,7 +13,7 @@ from esper.nissa.report.lanes import Frame, draw_slots, read_lanes
 from esper.nissa.report.markup import Scale, counted, element, visible
 from esper.nissa.report.page import MARGIN, NAMESPACE
 from esper.nissa.report.panels import ask, unfolded
-from esper.nissa.report.stacks import draw_stacks, read_stacks, told_counts
+from esper.nissa.report.stacks import awake_counts, draw_stacks, read_stacks
 from esper.nissa.schema import EventKind
 
 MOST_EPOCHS = 3_000
@@ -55,7 +55,7 @@ def read_garden(run: StoredRun, round: int, row: int) -> dict[str, Any]:
             {
                 "awake": stack.spans[-1][2],
                 "blocks": stack.blocks,
-                "text": f"{visible(stack.name, limit=40)}: {told_counts(stack)} blocks awake",
+                "text": f"{visible(stack.name, limit=40)}: {awake_counts(stack)} blocks awake",
             }
             for stack in stacks
         ],
@@ -128,7 +128,7 @@ def draw_lanes(
         drawing, height = draw_stacks(stacks, frame, MARGIN)
         drawing.extend(frame.axis(height))
         height += frame.row + MARGIN
-        text = "; ".join(f"{one.name}: {told_counts(one)} blocks awake" for one in stacks)
+        text = "; ".join(f"{one.name}: {awake_counts(one)} blocks awake" for one in stacks)
     else:
         seeds = read_seeds(run, round=round, row=row)
         lanes = read_lanes(history, seeds) if history else []

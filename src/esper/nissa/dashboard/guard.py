@@ -1,8 +1,8 @@
-"""Who may ask, and what a browser may do with the answer.
+"""Access control of the dashboard, and the list of runs that it may show.
 
-A page on this machine can be reached by any other page the user has open, under a name that its
-owner points at 127.0.0.1. So the name a request was made to is checked; when the server listens
-beyond this machine, a token is asked for as well.
+Any web page that the user has open can reach a server on 127.0.0.1 under a host name that resolves
+to it (DNS rebinding). So the Host header is checked. A server that listens beyond this machine also
+requires a token.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host to listen on is this machine alone."""
+    """Return whether a host is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -62,23 +62,23 @@ def is_loopback(host: str) -> bool:
 
 
 def new_token() -> str:
-    """Return a token nobody guesses."""
+    """Return a random token."""
     return secrets.token_urlsafe(24)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What a request must bring."""
+    """Which requests are allowed."""
 
     is_local: bool = True
-    """The server listens on this machine alone; only its own names are taken."""
+    """The server listens on this machine only and accepts local names only."""
     token: str | None = None
     names: frozenset[str] = field(default_factory=frozenset)
-    """Further names the server may be asked under."""
+    """Further host names that requests may use."""
 
     @classmethod
     def on(cls, host: str, names: Iterable[str] = ()) -> Access:
-        """Return what a server that listens on this host must ask for."""
+        """Return the access rules of a server that listens on this host."""
         given = frozenset(name.lower() for name in names)
         if is_loopback(host):
             return cls(names=given)
@@ -94,7 +94,7 @@ class Access:
             address = ipaddress.ip_address(name)
         except ValueError:
             return False
-        # An address cannot be pointed elsewhere by the owner of a name.
+        # Unlike a name, an address cannot be redirected by its owner.
         return address.is_loopback or not self.is_local
 
 
@@ -105,18 +105,18 @@ def _host_name(header: str) -> str:
 
 
 class Guard:
-    """Refuses requests to foreign names or without the token; marks every answer.
+    """Middleware that refuses foreign host names and missing tokens, and adds security headers.
 
-    The token comes once in the address, then as a cookie: the address that stays in the browser's
-    history has none.
+    The token is in the address once and then in a cookie, so that it does not stay in the history
+    of the browser.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
-        """Stand before an application."""
+        """Wrap an application."""
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or hand the request on."""
+        """Refuse the request or pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -136,8 +136,8 @@ class Guard:
         asked = HTTPConnection(scope)
         if not self._access.knows_host(asked.headers.get("host", "")):
             return PlainTextResponse(
-                "This server does not go by that name; use the address it printed, or start it "
-                "with --allow-host NAME.\n",
+                "This host name is not allowed; use the address that `esper dashboard` printed, or "
+                "start it with --allow-host NAME.\n",
                 status_code=421,
             )
         token = self._access.token
@@ -146,7 +146,7 @@ class Guard:
         given = asked.query_params.get("token")
         if given is not None and hmac.compare_digest(given.encode(), token.encode()):
             rest = urlencode([p for p in asked.query_params.multi_items() if p[0] != "token"])
-            # A path that begins with two slashes would be an address elsewhere.
+            # A path that begins with two slashes would lead to another host.
             path = "/" + scope["path"].lstrip("/\\")
             answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
             answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
@@ -159,23 +159,23 @@ class Guard:
         )
 
 
-# ---- Which runs a page may show: those below one folder, under names that are no paths
+# ---- The runs below one folder, by name
 
 
 FRESH_S = 2.0
-"""How long a list of runs is told again before the folder is looked through anew."""
+"""How long a list of runs is cached."""
 
 SLOW_S = 0.5 * LISTING_S
-"""A store that took longer than this is asked again only once it has changed."""
+"""A store that took longer than this is read again only once it has changed."""
 
 
 class Catalog:
     """The runs at or below a folder, looked up by name.
 
     Args:
-        root: a run folder, or one that holds runs.
-        fresh_s: how long a list is told again.
-        is_over: says when the server has to stop, so that a list need not be finished.
+        root: A run folder, or a folder of runs.
+        fresh_s: How long a list is cached.
+        is_over: Returns True when the server has to stop; an unfinished list is then given up.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Catalog:
         fresh_s: float = FRESH_S,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Look at nothing yet."""
+        """Start without reading anything."""
         self.root = root
         self._fresh_s = fresh_s
         self._is_over = is_over
@@ -193,13 +193,13 @@ class Catalog:
         self._found: dict[str, RunEntry] = {}
         self._looked = -float("inf")
         self._slow: dict[Path, tuple[object, RunEntry]] = {}
-        """Stores that keep a list waiting: what they were, and what was told of them."""
+        """Slow stores: their stamp, and the entry that was read."""
 
     def entries(self) -> dict[str, RunEntry]:
-        """Return every run by name, the one written last first; damaged ones are among them."""
+        """Return all runs by name, newest first, damaged ones included."""
         with self._listing:
             if time.monotonic() - self._looked > self._fresh_s:
-                # Searches, clones and proofs have no store, and so nothing to show.
+                # Searches, clones and proofs have no store to show.
                 found = [self._describe(folder) for folder in run_folders(self.root)]
                 shown = newest_first(run for run in found if run.kind not in RESULTS)
                 self._found = {self._name(entry.path): entry for entry in shown}
@@ -207,7 +207,7 @@ class Catalog:
             return self._found
 
     def folder(self, name: str) -> Path | None:
-        """Return the folder of a run that is there, None for any other name."""
+        """Return the folder of a run, None for an unknown name."""
         known = self._found.get(name)
         if known is not None:
             return known.path
@@ -231,7 +231,7 @@ class Catalog:
 
 
 def _stamp(path: Path) -> object:
-    """Return what changes when a store is written to."""
+    """Return inode, size and time of the store, which change when it is written to."""
     try:
         status = os.lstat(path)
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""What is new in a run, told to an open page: server-sent events keyed by row ids.
+"""Server-sent events: what is new in a run, for an open page.
 
-The id of an event is where each table stood; a browser that lost the connection says the last one
-it saw, and gets exactly what came after, from this server or from one that was started since.
+The id of an event is the last row id of each table. A browser that lost the connection sends the
+last id it saw and gets exactly the later rows, from this server or a new one.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from esper.nissa.report.markup import visible
 from esper.nissa.report.page import flatten
 from esper.nissa.report.panels import TIMEOUT_S, Points, ask, panels_for, read_new, series_for
 
-# ---- What the top of a run's page says: what it is, how far it is, what alarms stand
+# ---- The top of a run's page: settings, progress, alarms
 
 
 MOST_ALARMS = 200
 
 REQUEST_S = 10.0
-"""How long all questions of one answer may take together."""
+"""Time limit of all queries of one request."""
 
 _BUSY_S = 1.0
 _PACE = 10
-"""Rounds or epochs whose time tells how long the rest will take."""
+"""Rounds or epochs from which the time left is estimated."""
 
 
 _visible_name = functools.lru_cache(maxsize=4_096, typed=True)(visible)
-"""Every row of an answer has the names of the row before."""
+"""Cached, because all rows of an answer have the same names."""
 
 
 def plain(value: Any) -> Any:
-    """Return data as strict JSON holds it: what is not finite is absent, text is printable."""
+    """Return data as strict JSON: numbers that are not finite are None, text is printable."""
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
@@ -65,15 +65,15 @@ def plain(value: Any) -> Any:
 
 @contextmanager
 def open_shown(folder: Path, is_over: Callable[[], bool]) -> Iterator[StoredRun]:
-    """Open the store of a run for one answer of the server, within limits of time.
+    """Open the store of a run for one request, with time limits.
 
     Args:
-        folder: the run.
-        is_over: says when the server has to stop.
+        folder: The run folder.
+        is_over: Returns True when the server has to stop.
 
     Raises:
-        StoreError: There is no store, it cannot be read, or it is a link: what that leads to may
-            lie outside the folder whose runs are shown.
+        StoreError: There is no store, it cannot be read, or it is a link, which may lead out of the
+            folder whose runs are shown.
     """
     if os.path.islink(folder / STORE_FILE):
         raise StoreError(f"{STORE_FILE} of this run is a link; put the store itself there")
@@ -90,7 +90,7 @@ def open_shown(folder: Path, is_over: Callable[[], bool]) -> Iterator[StoredRun]
 
 
 def read_run(run: StoredRun, name: str) -> dict[str, Any]:
-    """Return what a page says of a run before any chart: what it is, how far it is, its alarms."""
+    """Return settings, progress, panels and alarms of a run."""
     row = next(iter(run.rows("runs", limit=1)), {})
     kind = str(row.get("kind"))
     config = row.pop("config", None)
@@ -107,18 +107,18 @@ def read_run(run: StoredRun, name: str) -> dict[str, Any]:
 
 
 def is_deepened(config: Any) -> bool:
-    """Return whether the settings of a run say that blocks wake in it, instead of seeds."""
+    """Return whether a run grows in depth instead of seeds, by its settings."""
     growth = config.get("growth") if isinstance(config, Mapping) else None
     return isinstance(growth, Mapping) and growth.get("deepen") is not None
 
 
 def read_kind(run: StoredRun) -> str:
-    """Return what kind of run it is."""
+    """Return the kind of a run: grow or train."""
     return str(ask(run, "SELECT kind FROM runs LIMIT 1")[0]["kind"])
 
 
 def read_progress(run: StoredRun) -> dict[str, Any]:
-    """Return how a run stands and how long it may still take."""
+    """Return the progress of a run and the estimated time left."""
     entry = run.entry
     scores = ("val_score", "val_gain", "test_score", "test_gain")
     names = ("state", "kind", "done", "planned", "unit", *scores, "note", "age_s")
@@ -140,7 +140,7 @@ def _time_left(run: StoredRun, entry: RunEntry) -> float | None:
 
 
 def read_alarms(run: StoredRun) -> list[dict[str, Any]]:
-    """Return the latest alarms, the newest first, each with whether it still stands."""
+    """Return the latest alarms, newest first, each with whether it is still active."""
     rows = ask(
         run,
         'SELECT id, "round", "row", step, monitor, severity, state, subject, value, threshold, '
@@ -156,10 +156,10 @@ def read_alarms(run: StoredRun) -> list[dict[str, Any]]:
 
 
 def _episodes(run: StoredRun, kind: str) -> dict[str, Any]:
-    """Return which episodes can be looked into: the rounds, and the rows of the latest."""
+    """Return the recorded episodes: first and last round, and the rows of the last."""
     if kind != "train":
         return {"first": 0, "last": 0, "rows": [0]}
-    # Two questions in one: an index answers either end, but not both at once.
+    # Two subqueries, because SQLite uses the index for MIN or MAX, not for both at once.
     found = ask(
         run,
         'SELECT (SELECT MIN("round") FROM decisions) AS first, '
@@ -179,24 +179,24 @@ def recorded_rows(run: StoredRun, round: int) -> list[int]:
 
 
 PAUSE_S = 1.0
-"""Time between two looks at a run."""
+"""Time between two checks of a run."""
 
 HEARTBEAT_S = 10.0
-"""A line is sent at least this often, so that both ends know of each other."""
+"""Longest time between two messages, so that a lost connection is noticed."""
 
 QUIET_S = 3.0
-"""A run that writes nothing is asked this often whether it still runs."""
+"""How often the state of a run that writes nothing is checked."""
 
 SHARE = 0.01
-"""The part of its time that a stream looks at runs, at most: one that is slow is asked less."""
+"""Largest share of its time that a stream spends reading; a slow store is read less often."""
 
 LONGEST_PAUSE_S = 3.0
 
 SLOW_S = 2.0
-"""A store that fails after longer than this is asked again only once it has changed."""
+"""A store that fails after longer than this is read again only once it has changed."""
 
 MOST_ROWS = 2_000
-"""Rows of a table in one event; what is more follows at once."""
+"""Rows of a table in one event; the rest follows at once."""
 
 WATCHED = tuple(name for name in TABLES if name != "runs")
 
@@ -206,7 +206,7 @@ class Position:
     """How much of a run a page has seen."""
 
     store: str
-    """Changes when the store is another one, or was cut back to go on from a checkpoint."""
+    """Changes when the store is replaced, or rolled back to a checkpoint."""
     rows: tuple[int, ...]
     """The last id of every watched table."""
 
@@ -215,7 +215,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position | None:
-        """Return the position that was written like this, None where it is no position."""
+        """Return the position in a text, None if it is not one."""
         store, *rows = text.split(".")
         if len(rows) != len(WATCHED) or not all(row.isdecimal() for row in rows):
             return None
@@ -223,7 +223,7 @@ class Position:
 
 
 def read_position(run: StoredRun) -> Position:
-    """Return where a run stands."""
+    """Return the current position of a run."""
     ids = ", ".join(
         f'(SELECT COALESCE(MAX(id), 0) FROM "{TABLES[name].stored_as}") AS "{name}"'
         for name in WATCHED
@@ -237,9 +237,9 @@ def read_position(run: StoredRun) -> Position:
 
 
 def read_change(run: StoredRun, since: Position) -> tuple[Position, dict[str, Any]]:
-    """Return how far a page that stood at `since` gets now, and what it has to know for that.
+    """Return the new position of a page that was at `since`, and the changes up to it.
 
-    Rows that do not fit into one event are said to be `left`.
+    `left` says that there are more rows than fit into one event.
     """
     now = read_position(run)
     was_cut = any(new < old for new, old in zip(now.rows, since.rows, strict=True))
@@ -264,7 +264,7 @@ def read_change(run: StoredRun, since: Position) -> tuple[Position, dict[str, An
 
 
 class Watch:
-    """One run that a page looks at."""
+    """One run that a page shows."""
 
     def __init__(
         self,
@@ -273,19 +273,19 @@ class Watch:
         since: Position | None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Begin after `since`, or at what is there at the first look."""
+        """Begin after `since`, or at the current position."""
         self.name, self.path = name, path
         self._is_over = is_over
         self._failed: tuple[Any, ...] = ()
         self.position = since
         self._seen: tuple[Any, ...] = ()
-        self._told = ""
+        self._sent = ""
         self._asked = -QUIET_S
 
     def look(self) -> dict[str, Any] | None:
-        """Return what is new, None where nothing is.
+        """Return what is new, None if nothing is.
 
-        What cannot be read at the moment is told once, and looked for again.
+        An error is sent once, and the store is tried again.
         """
         touched = _touched(self.path)
         if touched == self._seen and time.monotonic() - self._asked < QUIET_S:
@@ -301,33 +301,33 @@ class Watch:
                     self.position = read_position(run)
                 if touched != self._seen:
                     self.position, change = read_change(run, self.position)
-                    # Rows that did not fit into this event are looked for at once.
+                    # Rows that did not fit into this event are read at once.
                     self._seen = () if change.pop("left", False) else touched
                 self._asked = time.monotonic()
                 progress = read_progress(run)
         except (EsperError, sqlite3.Error, OSError, ValueError, LookupError) as error:
             if time.monotonic() - began > SLOW_S:
                 self._failed = touched
-            return self._unless_told({"error": reason_of(error)})
-        # The age of a run changes all the time and is told with what is new only.
+            return self._unless_sent({"error": reason_of(error)})
+        # The age of a run changes all the time and is no news.
         lasting = {key: value for key, value in progress.items() if key not in ("age_s", "eta_s")}
         if change.get("changed") or change.get("reset") or is_first:
-            self._told = json.dumps(lasting, sort_keys=True, default=str)
+            self._sent = json.dumps(lasting, sort_keys=True, default=str)
             return {"run": self.name, "progress": progress, **change}
-        return self._unless_told(lasting, progress)
+        return self._unless_sent(lasting, progress)
 
-    def _unless_told(
+    def _unless_sent(
         self, what: Mapping[str, Any], progress: Mapping[str, Any] | None = None
     ) -> dict[str, Any] | None:
         text = json.dumps(what, sort_keys=True, default=str)
-        if text == self._told:
+        if text == self._sent:
             return None
-        self._told = text
+        self._sent = text
         return {"run": self.name, **({"progress": progress} if progress else what)}
 
 
 def _touched(path: Path) -> tuple[Any, ...]:
-    """Return what changes when a store is written to."""
+    """Return inode, size and time of the store, which change when it is written to."""
     found: list[tuple[int, ...] | None] = []
     for name in (STORE_FILE, f"{STORE_FILE}-wal"):
         try:

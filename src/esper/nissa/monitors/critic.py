@@ -47,8 +47,8 @@ def explained_variance(recent: Recent) -> Iterator[Finding | None]:
     if not newest.round or value is None:  # before the first update the critic is untrained
         return
     if newest.low_variance:
-        told = "" if spread is None else f" (deviation {spread:.3g})"
-        message = f"returns hardly vary{told}, so explained variance says nothing"
+        text = "" if spread is None else f" (deviation {spread:.3g})"
+        message = f"returns hardly vary{text}, so explained variance says nothing"
         yield Finding("info", message, spread, subject="low_variance")
         return
     progress = recent.progress if has_learned(recent) else 0.0

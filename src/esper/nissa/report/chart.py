@@ -211,23 +211,23 @@ def draw_chart(chart: Chart) -> str:
 
 def describe_chart(chart: Chart) -> str:
     """Say in words what a chart shows, for those who do not see it."""
-    told = []
+    parts = []
     for line in chart.lines:
         points = known_points(line.points)
         if points:
             (begin, first), (end, last) = points[0], points[-1]
-            told.append(
+            parts.append(
                 f"{line.name}: {value_text(chart, first)} in {chart.axis} {begin:.0f}, "
                 f"{value_text(chart, last)} in {chart.axis} {end:.0f}"
             )
     for band in chart.bands:
         low, high = known_points(band.low), known_points(band.high)
         if low and high:
-            told.append(
+            parts.append(
                 f"{band.name or 'between'}: {value_text(chart, low[-1][1])} to "
                 f"{value_text(chart, high[-1][1])} in {chart.axis} {high[-1][0]:.0f}"
             )
-    return "; ".join(told) + "." if told else "Nothing was measured."
+    return "; ".join(parts) + "." if parts else "Nothing was measured."
 
 
 def value_text(chart: Chart, value: float) -> str:
@@ -312,16 +312,16 @@ def _draw_columns(chart: Chart, x: Scale, top: float, height: float) -> Iterator
     for band in chart.bands:
         for low, high in zip(band.low, band.high, strict=True):
             if low is not None and high is not None:
-                told = f"{value_text(chart, low[1])} to {value_text(chart, high[1])}"
-                values.setdefault(high[0], []).append(f"{band.name or 'between'} {told}")
+                text = f"{value_text(chart, low[1])} to {value_text(chart, high[1])}"
+                values.setdefault(high[0], []).append(f"{band.name or 'between'} {text}")
     places = sorted(values)
     size = max(1, math.ceil(len(places) / _COLUMNS))
     chosen = places[size // 2 :: size]
     width = (x.end - x.start) / max(1, len(chosen))
     for at in chosen:
         begin = min(max(x(at) - width / 2, x.start), x.end - width)
-        told = f"{chart.axis} {at:.0f}: {', '.join(values[at])}"
-        yield rectangle("column", begin, top, width, height, tooltip(told))
+        text = f"{chart.axis} {at:.0f}: {', '.join(values[at])}"
+        yield rectangle("column", begin, top, width, height, tooltip(text))
 
 
 def _width(text: str) -> float:

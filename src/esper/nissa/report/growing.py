@@ -134,12 +134,12 @@ def render_lead(
     who = "the controller"
     if controller is not None:
         who = f"the controller {shortened(controller, _NAME_LENGTH)}"
-    grew = blocks or _tell_seeds(who, outcome.epochs, seeds)
-    sentences = [grew, kept, _tell_score(outcome)]
-    told = "".join(f"<li>{escaped(line, limit=1000)}</li>\n" for line in why)
+    grew = blocks or _describe_seeds(who, outcome.epochs, seeds)
+    sentences = [grew, kept, _describe_score(outcome)]
+    text = "".join(f"<li>{escaped(line, limit=1000)}</li>\n" for line in why)
     lead = paragraph("lead", " ".join(filter(None, sentences)))
-    if told:
-        lead += f'<ul class="why">\n{told}</ul>\n'
+    if text:
+        lead += f'<ul class="why">\n{text}</ul>\n'
     twin = deepening.TWIN if blocks else _TWIN
     return lead if outcome.gain is None else lead + paragraph("note", twin)
 
@@ -170,7 +170,7 @@ def render_figures(
     return render_tiles(tiles)
 
 
-def _tell_seeds(who: str, epochs: int, seeds: Sequence[SeedRecord]) -> str:
+def _describe_seeds(who: str, epochs: int, seeds: Sequence[SeedRecord]) -> str:
     over = f"In {counted(epochs, 'epoch')} {who}"
     if not seeds:
         return f"{over} germinated no seed: the network has the shape it started with."
@@ -199,7 +199,7 @@ def _tell_seeds(who: str, epochs: int, seeds: Sequence[SeedRecord]) -> str:
     return f"{over} {germinated}: {'; '.join(fates)}."
 
 
-def _tell_kept(summary: RunSummary) -> str:
+def _describe_kept(summary: RunSummary) -> str:
     kept, done = format_count(summary.kept_epoch), format_count(summary.epochs)
     stopped = ""
     if summary.stopped:
@@ -209,23 +209,23 @@ def _tell_kept(summary: RunSummary) -> str:
     return f"{stopped}The network of epoch {kept}, the best validated of {done}, is the result."
 
 
-def _tell_score(outcome: Outcome) -> str:
+def _describe_score(outcome: Outcome) -> str:
     gain = outcome.gain
     if is_loss(outcome.score):
         loss = format_number(-outcome.score)
-        told = f"The network's loss is {loss} on the {outcome.split} split"
+        text = f"The network's loss is {loss} on the {outcome.split} split"
         more, fewer, same = "less than its twin's", "more than its twin's", "as is its twin's"
     else:
         score = format_number(outcome.score)
-        told = f"The network scores {score} points on the {outcome.split} split"
+        text = f"The network scores {score} points on the {outcome.split} split"
         more, fewer, same = "more than its twin", "fewer than its twin", "as many as its twin"
     if gain is not None and math.isfinite(gain):
         size = format_number(abs(gain), decimals=decimals_for(outcome.score))
-        told += f", {size} {more if gain > 0 else fewer}" if gain else f", {same}"
+        text += f", {size} {more if gain > 0 else fewer}" if gain else f", {same}"
     before, after = outcome.parameters_before, outcome.parameters_after
     if before == after:
-        return f"{told}, with {format_count(after)} parameters as at the start."
-    return f"{told}. Its parameters went from {format_count(before)} to {format_count(after)}."
+        return f"{text}, with {format_count(after)} parameters as at the start."
+    return f"{text}. Its parameters went from {format_count(before)} to {format_count(after)}."
 
 
 def _split_tiles(split: str, score: float, twin: float | None) -> list[tuple[str, str, str]]:
@@ -429,8 +429,8 @@ def _top(
 ) -> str:
     outcome = read_outcome(history, summary)
     if outcome is None:
-        told = f"No epochs were recorded, {NOTHING_YET}"
-        return paragraph("lead", "What was recorded so far stands below." if about.counts else told)
+        text = f"No epochs were recorded, {NOTHING_YET}"
+        return paragraph("lead", "What was recorded so far stands below." if about.counts else text)
     missing = ""
     if not history:
         missing = paragraph("note", "The epochs of this run are not there: no picture.")
@@ -441,9 +441,9 @@ def _top(
     kept = ""
     if summary is not None:
         why = why_not_grown(history, summary.kept_epoch, summary.stopped, summary.chance_loss)
-        kept = _tell_kept(summary)
+        kept = _describe_kept(summary)
     is_deepened = bool(history) and history[-1].depth is not None
-    blocks = deepening.tell_blocks(controller, history) if is_deepened else ""
+    blocks = deepening.describe_blocks(controller, history) if is_deepened else ""
     lead = render_lead(outcome, controller, seeds, why, kept, blocks)
     return lead + missing + render_figures(outcome, summary, seeds, history)
 

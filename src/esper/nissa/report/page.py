@@ -1,4 +1,4 @@
-"""What a page is made of: templates, sections, tiles, tables, and the look of its pictures."""
+"""Parts of a report page: templates, sections, tiles, tables, and the style of its pictures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from esper.utils.process import grouped
 
 
 def load_templates(package: str) -> jinja2.Environment:
-    """Return the templates of a package; what is put into them is escaped."""
+    """Return the templates of a package, which escape what is put into them."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader(package),
         autoescape=True,
@@ -42,13 +42,13 @@ def load_templates(package: str) -> jinja2.Environment:
 
 
 TEMPLATES = load_templates("esper.nissa.report")
-"""The templates of the report; what one of them has made is not escaped again."""
+"""The templates of the report."""
 
 TEMPLATES.filters["visible"] = visible
 
 
 def render_part(name: str, *values: Any) -> str:
-    """Return one part of a page: a macro of `parts.html` with its values."""
+    """Return the result of a macro of `parts.html`."""
     part = getattr(TEMPLATES.get_template("parts.html").module, name)
     return str(part(*values))
 
@@ -65,26 +65,26 @@ def section(title: str, body: str) -> str:
 
 
 def paragraph(kind: str, text: str) -> str:
-    """Return a paragraph of a class: the lead of a page, or a note beside something."""
+    """Return a paragraph with a CSS class."""
     return f'<p class="{kind}">{escaped(text, limit=2000)}</p>\n'
 
 
 def render_tiles(tiles: Iterable[tuple[str, str, str]]) -> str:
-    """Return the few numbers to remember: a name, a value, and a note that may be empty."""
+    """Return the main figures as tiles: name, value, and a note that may be empty."""
     return render_part("tiles", list(tiles))
 
 
 def write_report(path: Path | str, html: str) -> None:
-    """Write a report so that a reader finds the old one or the new one, never a part.
+    """Write a report atomically.
 
     Raises:
-        CheckpointError: The disk refused; the file that was there before is untouched.
+        CheckpointError: The file cannot be written; the old one is untouched.
     """
     atomic_write_text(Path(path), html)
 
 
 MOST_ROWS = 500
-"""A table shows no more rows than this and says how many there are beyond."""
+"""Rows of a table that are shown; the number of the others is printed below."""
 
 NOTHING = "–"
 
@@ -93,7 +93,7 @@ _LONG = 40
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The head of a column."""
+    """The header of a column."""
 
     name: str
     kind: str = ""
@@ -101,20 +101,20 @@ class Column:
 
 
 def number_columns(*names: str) -> tuple[Column, ...]:
-    """Return the heads of columns of numbers."""
+    """Return the headers of columns of numbers."""
     return tuple(Column(name, "number") for name in names)
 
 
 def word_columns(*names: str) -> tuple[Column, ...]:
-    """Return columns of sentences, which take what room is left."""
+    """Return the headers of columns of text, which take the remaining width."""
     return tuple(Column(name, "words") for name in names)
 
 
 def figure(drawing: str, caption: str, heading: str = "") -> str:
-    """Return a drawing with what it shows."""
+    """Return a drawing with its caption."""
     title = f"<h2>{heading}</h2>\n" if heading else ""
-    told = escaped(caption, limit=1000)
-    return f"<figure>\n{title}{drawing}\n<figcaption>{told}</figcaption>\n</figure>\n"
+    text = escaped(caption, limit=1000)
+    return f"<figure>\n{title}{drawing}\n<figcaption>{text}</figcaption>\n</figure>\n"
 
 
 def render_table(
@@ -123,10 +123,10 @@ def render_table(
     """Return a table whose cells show any value as text.
 
     Args:
-        caption: What the table holds, for those who meet it without its surroundings.
-        columns: The heads, one for every cell of a row.
+        caption: What the table shows, for screen readers.
+        columns: The headers.
         rows: The cells; only the first `MOST_ROWS` rows are shown.
-        noun: What a row is, for the line about those not shown.
+        noun: What a row is, for the line about rows that are not shown.
     """
     return render_part("table", caption, columns, rows[:MOST_ROWS], _beyond(len(rows), noun))
 
@@ -162,7 +162,7 @@ def _beyond(total: int, noun: str) -> str:
 
 
 def _cell_kind(column: Column, cell: object) -> str:
-    # A long name in a narrow column would become a tower of syllables.
+    # A long name needs a wide column.
     return column.kind or ("words" if len(str(cell)) > _LONG else "")
 
 
@@ -172,14 +172,14 @@ TEMPLATES.globals["cell_kind"] = _cell_kind
 # --------------------------------------------------------------------------------------- pictures
 
 WIDTH = 760.0
-"""Width of the picture in its own units; it is scaled to the space it gets."""
+"""Width of the picture in its own units; the page scales it."""
 
 MARGIN = 6.0
 
 FONT = 23.0
-"""The largest text size in the picture's units, used on phones: 11 pixels at 366 pixels' width.
+"""The largest text size in the picture's units, for phones: 11 pixels at a width of 366 pixels.
 
-Room is reserved for this size everywhere; wider screens use smaller sizes and have air to spare.
+Room is reserved for this size; wider screens use smaller texts.
 """
 
 ROW = 27.0
@@ -189,7 +189,7 @@ STAGE_CLASSES: dict[str, str] = {
     **{stage.name: stage.name.lower() for stage in MODULE_STAGES},
     **{stage.name: "cooldown" for stage in COOLDOWN_STAGES},
 }
-"""What is drawn for a stage, by its name; stages of an empty slot are not here."""
+"""CSS class of each stage; those of an empty slot are missing."""
 
 LEGEND_STAGES = (*(stage.name.lower() for stage in MODULE_STAGES), "cooldown")
 
@@ -201,10 +201,7 @@ NAMESPACE = "http://www.w3.org/2000/svg"
 def draw_svg(
     title: str, description: str, drawing: Sequence[str], height: float, *, is_file: bool
 ) -> str:
-    """Return a picture with what names it to screen readers.
-
-    As a file of its own it has a namespace, which it lacks inside a page.
-    """
+    """Return a picture as SVG, with title and description; as a file it has a namespace."""
     return element(
         "svg",
         tooltip(title),
@@ -219,11 +216,11 @@ def draw_svg(
     )
 
 
-# ---- Where a run came from and what was found in it: alarms, command, versions, settings
+# ---- Alarms, command, versions, settings
 
 
 _ORDER = {"critical": 0, "warning": 1, "info": 2}
-_MOST_TOLD = 4
+_MOST_MESSAGES = 4
 
 
 @dataclass(slots=True)
@@ -238,7 +235,7 @@ class AlarmGroup:
 
 
 def group_alarms(alarms: Iterable[AlarmRow]) -> list[AlarmGroup]:
-    """Return what was raised, the gravest first; what was raised often is one entry."""
+    """Return the alarms, the most severe first; repeated ones are one entry."""
     groups: dict[tuple[str | None, str | None, str | None], AlarmGroup] = {}
     active: dict[tuple[str | None, str | None], AlarmGroup] = {}
     for alarm in alarms:
@@ -277,20 +274,20 @@ def render_alarms(groups: list[AlarmGroup]) -> str:
 
 
 def _by_monitor(groups: list[AlarmGroup]) -> list[list[AlarmGroup]]:
-    """Return what one monitor found about several subjects together, where it is as grave."""
+    """Group the alarms of one monitor with the same severity."""
     kinds = attrgetter("first.monitor", "first.severity", "first.advice")
     return list(grouped((kinds(group), group) for group in groups).values())
 
 
 def _what(members: list[AlarmGroup]) -> str:
-    told = [group.first.message or group.first.monitor or NOTHING for group in members]
-    beyond = len(told) - _MOST_TOLD
+    parts = [group.first.message or group.first.monitor or NOTHING for group in members]
+    beyond = len(parts) - _MOST_MESSAGES
     more = f"; and {beyond} more" if beyond > 0 else ""
-    return "; ".join(told[:_MOST_TOLD]) + more
+    return "; ".join(parts[:_MOST_MESSAGES]) + more
 
 
 def _moment(alarm: AlarmRow) -> int:
-    """Return when people say it was: the round of training, or the epoch of one network."""
+    """Return the round of training, or the epoch of one network."""
     return round_number(alarm.round) if _is_in_training(alarm) else alarm.step
 
 
@@ -317,12 +314,12 @@ def _meaning(monitor: str | None) -> str:
 
 _COMMAND_LIMIT = 20_000
 
-NOTHING_YET = "so there is nothing to show yet. What the run was asked to do stands below."
+NOTHING_YET = "so there is nothing to show yet. The settings of the run are below."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What is known of a run beside its epochs; absent is None."""
+    """Facts about a run beside its epochs; None if unknown."""
 
     kind: str = "grow"
     name: str | None = None
@@ -341,20 +338,20 @@ class About:
     host: str | None = None
     seconds: float | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Rows of every table, where they are too many to show."""
+    """Rows of every table."""
 
 
 def so_far(unit: str, done: int, about: About) -> str:
-    """Say how far the run was when the report was written, and whether it goes on."""
-    told = f"Written after {unit} {format_count(done)}"
+    """Return how far the run was when the report was written, and its state."""
+    text = f"Written after {unit} {format_count(done)}"
     if about.planned is not None:
-        told += f" of {format_count(about.planned)}"
-    state = {"running": "; the run goes on", "interrupted": "; the run stopped there"}
-    return f"{told}{state.get(about.state or '', '')}."
+        text += f" of {format_count(about.planned)}"
+    state = {"running": "; the run continues", "interrupted": "; the run stopped there"}
+    return f"{text}{state.get(about.state or '', '')}."
 
 
 def found_sections(alarms: Sequence[AlarmGroup], about: About) -> Iterator[str]:
-    """Return what the monitors found."""
+    """Yield the section of alarms."""
     if alarms:
         yield section("Alarms", render_alarms(list(alarms)))
     elif about.state is not None:
@@ -362,7 +359,7 @@ def found_sections(alarms: Sequence[AlarmGroup], about: About) -> Iterator[str]:
 
 
 def recorded_section(about: About) -> Iterator[str]:
-    """Return how many rows every table has, where that is known."""
+    """Yield the section with the number of rows of every table, if known."""
     if about.counts:
         pairs = ((table, format_count(count)) for table, count in about.counts.items())
         yield section("Recorded", render_pairs("Rows of every table", pairs, noun="table"))
@@ -375,7 +372,7 @@ def origin_sections(
     versions: Mapping[str, str],
     about: About,
 ) -> Iterator[str]:
-    """Return how to repeat the run, and every setting."""
+    """Yield the sections on how to repeat the run, and on its settings."""
     shown = escaped(command, limit=_COMMAND_LIMIT, keep="\n\t")
     body = f"<h3>Command</h3>\n<pre><code>{shown}</code></pre>\n"
     body += "<h3>Run</h3>\n" + render_pairs("The run", _facts(summary, config, about), noun="fact")
@@ -389,17 +386,17 @@ def origin_sections(
 def _facts(
     summary: RunSummary | None, config: Mapping[str, Any], about: About
 ) -> Iterator[tuple[str, object]]:
-    told: RunSummary | About = about if summary is None else summary
-    seed = config.get("seed", "not recorded") if told.seed is None else told.seed
+    source: RunSummary | About = about if summary is None else summary
+    seed = config.get("seed", "not recorded") if source.seed is None else source.seed
     facts = {
         "name": about.name,
         "state": about.state,
         "note": about.note,
-        "task": told.task,
-        "controller": told.controller,
+        "task": source.task,
+        "controller": source.controller,
         "random seed": seed,
         "epochs": None if summary is None else format_count(summary.epochs),
-        "time": None if told.seconds is None else format_duration(told.seconds),
+        "time": None if source.seconds is None else format_duration(source.seconds),
         "device": about.device,
         "started": None if about.created is None else _date(about.created),
         "continued": counted(about.resumes, "time") if about.resumes else None,

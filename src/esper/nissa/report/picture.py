@@ -33,7 +33,7 @@ from esper.nissa.report.markup import (
     visible,
 )
 from esper.nissa.report.page import FONT, MARGIN, ROW, STAGE_CLASSES, WIDTH, draw_svg
-from esper.nissa.report.stacks import draw_compute, draw_stacks, read_stacks, tell_lane
+from esper.nissa.report.stacks import describe_lane, draw_compute, draw_stacks, read_stacks
 
 # ---- The drawing of a network: its host as a chain, and beside it what lives in every slot
 
@@ -89,7 +89,7 @@ def describe_architecture(modules: Sequence[ModuleRecord], slots: Sequence[SlotR
     living = {slot.name: slot for slot in slots}
     shown = [module for module in modules if module.parameters or module.slots]
     total = sum(module.parameters for module in modules)
-    told = [
+    parts = [
         f"A host of {counted(len(shown), 'module')} with {counted(total, 'parameter')}, "
         "in the order in which they are called."
     ]
@@ -97,8 +97,8 @@ def describe_architecture(modules: Sequence[ModuleRecord], slots: Sequence[SlotR
         words = f"{visible(module.path)}: {counted(module.parameters, 'parameter')}"
         for name in module.slots:
             words += f"; slot {visible(name)} {' '.join(_seed_words(living.get(name)))}"
-        told.append(f"{words}.")
-    return " ".join(told)
+        parts.append(f"{words}.")
+    return " ".join(parts)
 
 
 def _rows(modules: Sequence[ModuleRecord]) -> Iterator[_Row]:
@@ -130,16 +130,16 @@ def _draw_row(row: _Row, living: Mapping[str, SlotRecord], top: float) -> tuple[
     module = row.module
     if module is None:
         lines = [f"{counted(row.count, 'module')} not drawn", _parameters(row.parameters)]
-        return _box(MARGIN, top, _LEFT, lines, class_="part hidden", told=", ".join(lines))
+        return _box(MARGIN, top, _LEFT, lines, class_="part hidden", tip=", ".join(lines))
     lines = [
         shortened(module.path, _CHARACTERS),
         shortened(module.kind, _CHARACTERS),
         _parameters(module.parameters),
     ]
-    told = f"{visible(module.path)}, {visible(module.kind)}, {_parameters(module.parameters)}"
+    text = f"{visible(module.path)}, {visible(module.kind)}, {_parameters(module.parameters)}"
     if module.shape is not None:
         size = " × ".join(map(str, module.shape)) or "1"
-        told += f", puts out {size} for one sample"
+        text += f", puts out {size} for one sample"
         lines[1] = shortened(f"{module.kind} → {size}", _CHARACTERS)
     drawn: list[str] = []
     below = 0.0
@@ -155,14 +155,14 @@ def _draw_row(row: _Row, living: Mapping[str, SlotRecord], top: float) -> tuple[
             _RIGHT,
             texts,
             class_="part seed" if stage else "part empty",
-            told=f"slot {visible(name)}, {', '.join(words)}",
+            tip=f"slot {visible(name)}, {', '.join(words)}",
             stripe=stage,
         )
         middle = top + below + min(height, 3 * ROW + 2 * _PAD) / 2
         drawn.append(element("line", class_="axis", x1=x - _GAP, x2=x, y1=middle, y2=middle))
         drawn.extend(box)
         below += height + _PAD
-    host, height = _box(MARGIN, top, _LEFT, lines, class_="part", told=told, least=below - _PAD)
+    host, height = _box(MARGIN, top, _LEFT, lines, class_="part", tip=text, least=below - _PAD)
     return [*host, *drawn], height
 
 
@@ -187,12 +187,12 @@ def _box(
     lines: Sequence[str],
     *,
     class_: str,
-    told: str,
+    tip: str,
     stripe: str = "",
     least: float = 0.0,
 ) -> tuple[list[str], float]:
     height = max(len(lines) * ROW + 2 * _PAD, least)
-    inside = [tooltip(told), rectangle(class_, x, y, width, height, rx=6)]
+    inside = [tooltip(tip), rectangle(class_, x, y, width, height, rx=6)]
     if stripe:
         inside.append(rectangle(stripe, x + 4, y + 6, 6, height - 12, rx=2))
     for number, line in enumerate(lines):
@@ -329,16 +329,16 @@ def _columns(history: Sequence[EpochRecord], frame: Frame, top: float) -> Iterat
     for record in history:
         x = frame.x(record.epoch)
         begin, end = max(x - half, frame.left), min(x + half, frame.right)
-        told = f"epoch {record.epoch}: score {format_number(record.val_score)}"
+        text = f"epoch {record.epoch}: score {format_number(record.val_score)}"
         if record.twin_score is not None:
-            told += f", twin {format_number(record.twin_score)}"
-        yield rectangle("column", begin, top, end - begin, HEIGHT, tooltip(told))
+            text += f", twin {format_number(record.twin_score)}"
+        yield rectangle("column", begin, top, end - begin, HEIGHT, tooltip(text))
 
 
 DEFAULT_TITLE = "Score and slots over the epochs"
 
 _TITLE_LENGTH = 54
-_MOST_LIVES_TOLD = 40
+_MOST_SEEDS = 40
 
 
 def growth_picture(history: Sequence[EpochRecord], *, title: str = DEFAULT_TITLE) -> str:
@@ -378,20 +378,20 @@ def describe(history: Sequence[EpochRecord]) -> str:
     if last.twin_score is not None:
         which = "which only waits" if last.depth is None else "whose blocks are all awake"
         twin = f", that of the twin, {which}, to {format_number(last.twin_score)}"
-    told = [
+    parts = [
         f"{counted(len(history), 'epoch')}. The validation score goes from "
         f"{format_number(first.val_score)} to {format_number(last.val_score)}{unit}" + f"{twin}."
     ]
     stacks = read_stacks(history)
     if stacks:
-        return " ".join([*told, *map(tell_lane, stacks)])
+        return " ".join([*parts, *map(describe_lane, stacks)])
     lives = seed_records(history)
-    told.extend(describe_seed(life) for life in lives[:_MOST_LIVES_TOLD])
+    parts.extend(describe_seed(life) for life in lives[:_MOST_SEEDS])
     if not lives:
-        told.append("No seed was germinated.")
-    elif len(lives) > _MOST_LIVES_TOLD:
-        told.append(f"And {len(lives) - _MOST_LIVES_TOLD} more seeds.")
-    return " ".join(told)
+        parts.append("No seed was germinated.")
+    elif len(lives) > _MOST_SEEDS:
+        parts.append(f"And {len(lives) - _MOST_SEEDS} more seeds.")
+    return " ".join(parts)
 
 
 def _draw_run(history: Sequence[EpochRecord]) -> tuple[list[str], float]:
@@ -405,14 +405,14 @@ def _draw_run(history: Sequence[EpochRecord]) -> tuple[list[str], float]:
 
     stacks = read_stacks(history)
     if stacks:
-        told = "Stacks: a bar for each block that is awake"
-        drawing.append(label(told, class_="strong", x=MARGIN, y=top, dy=".9em"))
+        text = "Stacks: a bar for each block that is awake"
+        drawing.append(label(text, class_="strong", x=MARGIN, y=top, dy=".9em"))
         lanes, top = draw_stacks(stacks, frame, top + ROW + 4)
         drawing.extend([*lanes, *frame.axis(top)])
         compute, top = draw_compute(history, frame, top + ROW + 26)
         return [*drawing, *compute], top + MARGIN
-    told = "Slots: colour is the stage, height is alpha"
-    drawing.append(label(told, class_="strong", x=MARGIN, y=top, dy=".9em"))
+    text = "Slots: colour is the stage, height is alpha"
+    drawing.append(label(text, class_="strong", x=MARGIN, y=top, dy=".9em"))
     lanes, top = draw_slots(read_lanes(history, seed_records(history)), frame, top + ROW + 4)
     return [*drawing, *lanes], top + MARGIN
 

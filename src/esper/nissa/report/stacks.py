@@ -97,7 +97,7 @@ def _began(lane: StackLane, record: EpochRecord, awake: int) -> int:
     return lane.spans[-1][2] if record.rollback and lane.spans else awake
 
 
-def told_counts(lane: StackLane) -> str:
+def awake_counts(lane: StackLane) -> str:
     """Return how many blocks of a stack were awake, one number after another."""
     counts = [str(awake) for _, _, awake in lane.spans]
     if len(counts) > _MOST_COUNTS:
@@ -105,11 +105,11 @@ def told_counts(lane: StackLane) -> str:
     return f"{' → '.join(counts)} of {lane.blocks}"
 
 
-def tell_lane(lane: StackLane) -> str:
+def describe_lane(lane: StackLane) -> str:
     """Return the life of a stack in a sentence."""
     (_, _, first), *later = lane.spans
-    told = f"Stack {visible(lane.name)}: {first} of {lane.blocks} blocks awake at first"
-    return ", ".join([told, *(f"{awake} from epoch {at:.4g} on" for at, _, awake in later)]) + "."
+    text = f"Stack {visible(lane.name)}: {first} of {lane.blocks} blocks awake at first"
+    return ", ".join([text, *(f"{awake} from epoch {at:.4g} on" for at, _, awake in later)]) + "."
 
 
 def draw_stacks(lanes: Sequence[StackLane], frame: Frame, top: float) -> tuple[list[str], float]:
@@ -135,8 +135,8 @@ def _draw_lane(lane: StackLane, frame: Frame, top: float) -> Iterator[str]:
         if end < frame.x.low or begin > frame.x.high:
             continue
         left, right = frame.at(begin), frame.at(end)
-        told = f"{visible(lane.name)}: {awake} of {lane.blocks} blocks awake, epochs "
-        parts = [tooltip(f"{told}{begin:.4g} to {end:.4g}")]
+        text = f"{visible(lane.name)}: {awake} of {lane.blocks} blocks awake, epochs "
+        parts = [tooltip(f"{text}{begin:.4g} to {end:.4g}")]
         parts += [
             rectangle(
                 "fossilized",
@@ -152,7 +152,7 @@ def _draw_lane(lane: StackLane, frame: Frame, top: float) -> Iterator[str]:
         "text",
         tooltip(f"stack {visible(lane.name)}"),
         element("tspan", escaped(shortened(lane.name, _NAME_LENGTH)), class_="strong"),
-        f" {told_counts(lane)} blocks",
+        f" {awake_counts(lane)} blocks",
         x=MARGIN,
         y=top - 7,
     )
@@ -164,8 +164,8 @@ def draw_compute(
     """Draw the training FLOPs spent against those of the static network; return where it ends."""
     shown = [(record.epoch, record.depth) for record in history if record.depth is not None]
     last = shown[-1][1]
-    told = f"Training FLOPs: {tell_compute(last.flops, last.static_flops)} (dashed)"
-    drawing = [label(told, class_="strong", x=MARGIN, y=top, dy=".9em")]
+    words = f"Training FLOPs: {describe_compute(last.flops, last.static_flops)} (dashed)"
+    drawing = [label(words, class_="strong", x=MARGIN, y=top, dy=".9em")]
     top += ROW + 6
     whole = last.static_flops or 1.0
     y = Scale(0.0, 1.0, top + _COMPUTE, top)
@@ -189,13 +189,13 @@ def draw_compute(
     return drawing, top + _COMPUTE + ROW + 8
 
 
-def tell_compute(spent: float, static: float, unit: str = "") -> str:
+def describe_compute(spent: float, static: float, unit: str = "") -> str:
     """Return what training took, in words."""
-    told = f"{format_flops(spent)}{unit}"
+    text = f"{format_flops(spent)}{unit}"
     if not static:
-        return told
+        return text
     share = format_share(spent, static)
-    return f"{told}, {share} of the {format_flops(static)} with all blocks awake"
+    return f"{text}, {share} of the {format_flops(static)} with all blocks awake"
 
 
 def format_flops(flops: float) -> str:
@@ -224,7 +224,7 @@ TWIN = (
 )
 
 
-def tell_blocks(controller: str | None, history: Sequence[EpochRecord]) -> str:
+def describe_blocks(controller: str | None, history: Sequence[EpochRecord]) -> str:
     """Return in two sentences how a network was deepened, and what that took."""
     who = (
         "a rule"
@@ -232,15 +232,15 @@ def tell_blocks(controller: str | None, history: Sequence[EpochRecord]) -> str:
         else f"the rule {shortened(controller, _NAME_LENGTH_DEEPENING)}"
     )
     lanes = read_stacks(history)
-    told = [
-        f"{told_counts(one)} blocks of {shortened(one.name, _NAME_LENGTH_DEEPENING)}"
+    parts = [
+        f"{awake_counts(one)} blocks of {shortened(one.name, _NAME_LENGTH_DEEPENING)}"
         for one in lanes
     ]
     over = counted(len(history), "epoch")
     depth = history[-1].depth
     assert depth is not None, "its epochs have stacks"
-    took = tell_compute(depth.flops, depth.static_flops, " FLOPs")
-    return f"In {over} {who} woke {'; '.join(told)}. Training took {took}."
+    took = describe_compute(depth.flops, depth.static_flops, " FLOPs")
+    return f"In {over} {who} woke {'; '.join(parts)}. Training took {took}."
 
 
 def block_tiles(

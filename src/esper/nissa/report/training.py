@@ -60,7 +60,7 @@ from esper.nissa.schema import DecisionRow, EventKind, EventRow
 from esper.nissa.schema_runs import EpisodeRow, RoundRow, UpdateHeadRow, UpdateRow
 
 SHOWN_EPISODES = 3
-TOLD_EVENTS = (
+SHOWN_EVENTS = (
     EventKind.SETTINGS_CHANGED,
     EventKind.VERSIONS_CHANGED,
     EventKind.CHECKPOINT_LOADED,
@@ -108,8 +108,8 @@ def read_training(run: StoredRun) -> TrainingRecord:
     }
     # The op is chosen first, whatever its place in the action.
     order = {head: 1 + index for index, head in enumerate(HEAD_NAMES)} | {"op": 0}
-    kinds = ", ".join("?" for _ in TOLD_EVENTS)
-    events = run.rows("events", where=f"kind IN ({kinds})", parameters=[*TOLD_EVENTS])
+    kinds = ", ".join("?" for _ in SHOWN_EVENTS)
+    events = run.rows("events", where=f"kind IN ({kinds})", parameters=[*SHOWN_EVENTS])
     return TrainingRecord(
         rounds=rounds,
         updates=updates,
@@ -189,7 +189,11 @@ def render_training_lead(record: TrainingRecord, about: About) -> str:
     """Return the story of a training run in a few sentences, with how far it is."""
     if not record.rounds:
         return paragraph("lead", f"No round was finished, {NOTHING_YET}")
-    sentences = [_tell_rounds(record.rounds), _tell_gain(record.rounds), _tell_seeds(record.rounds)]
+    sentences = [
+        _describe_rounds(record.rounds),
+        _describe_gain(record.rounds),
+        _describe_seeds(record.rounds),
+    ]
     lead = paragraph("lead", " ".join(sentence for sentence in sentences if sentence))
     return lead + paragraph("note", f"{so_far('round', len(record.rounds), about)} {_PLAYED}")
 
@@ -215,8 +219,8 @@ def render_training_tiles(record: TrainingRecord) -> str:
     )
     greedy = [row.eval_gain for row in record.rounds if row.eval_gain is not None]
     if greedy:
-        told = f"{format_number(greedy[-1], decimals=2, signed=True)} points"
-        add("Validation gain, greedy", greedy[-1], told, "last evaluation")
+        words = f"{format_number(greedy[-1], decimals=2, signed=True)} points"
+        add("Validation gain, greedy", greedy[-1], words, "last evaluation")
     add("Return", mean_of(late, "return_mean"), format_measure(mean_of(late, "return_mean")))
     kept = mean_of(late, "fossilization_rate")
     add("Early seeds fossilized", kept, format_share(kept))
@@ -227,7 +231,7 @@ def render_training_tiles(record: TrainingRecord) -> str:
         "Explained variance",
         explained,
         format_measure(explained),
-        f"{note}, {_tell_light('explained_variance', explained)}",
+        f"{note}, {_describe_light('explained_variance', explained)}",
     )
     potential = mean_of(updates, "potential_share")
     add("Share of the potential", potential, format_measure(potential), f"{note}, of the returns")
@@ -248,15 +252,15 @@ def _last(rounds: Sequence[RoundRow]) -> str:
     return "last round" if len(rounds) == 1 else f"last {counted(len(rounds), 'round')}"
 
 
-def _tell_rounds(rounds: Sequence[RoundRow]) -> str:
+def _describe_rounds(rounds: Sequence[RoundRow]) -> str:
     episodes = sum(row.episodes or 0 for row in rounds)
     steps = next((row.env_steps for row in reversed(rounds) if row.env_steps is not None), None)
     parts = [counted(episodes, "episode")] if episodes else []
     if steps is not None:
         parts.append(counted(steps, "decision"))
-    told = f" ({', '.join(parts)})" if parts else ""
+    text = f" ({', '.join(parts)})" if parts else ""
     first, last = rounds[0].return_mean, mean_of(late_rounds(rounds), "return_mean")
-    begin = f"In {counted(len(rounds), 'round')}{told}"
+    begin = f"In {counted(len(rounds), 'round')}{text}"
     if first is None or last is None:
         return f"{begin} nothing was paid."
     return (
@@ -265,7 +269,7 @@ def _tell_rounds(rounds: Sequence[RoundRow]) -> str:
     )
 
 
-def _tell_gain(rounds: Sequence[RoundRow]) -> str:
+def _describe_gain(rounds: Sequence[RoundRow]) -> str:
     gain = mean_of(late_rounds(rounds), "gain_mean")
     if gain is None:
         return ""
@@ -276,19 +280,19 @@ def _tell_gain(rounds: Sequence[RoundRow]) -> str:
     return f"A network it grew ended {size} validation points {side} its waiting twin on average."
 
 
-def _tell_seeds(rounds: Sequence[RoundRow]) -> str:
+def _describe_seeds(rounds: Sequence[RoundRow]) -> str:
     late = late_rounds(rounds)
     episodes = sum(row.episodes or 0 for row in late)
     germinated = sum(row.seeds_germinated or 0 for row in late)
     if not episodes:
         return ""
     kept = mean_of(late, "fossilization_rate")
-    told = f"It germinated {format_measure(germinated / episodes)} seeds an episode"
+    text = f"It germinated {format_measure(germinated / episodes)} seeds an episode"
     more = "" if kept is None else f" and kept {format_share(kept)} of the early ones"
-    return f"{told}{more}."
+    return f"{text}{more}."
 
 
-def _tell_light(metric: str, value: float | None) -> str:
+def _describe_light(metric: str, value: float | None) -> str:
     words = {"good": "good", "watch": "to be watched", "bad": "bad"}
     assert metric in BANDS
     return words.get(light(metric, value), "unknown")

@@ -119,7 +119,7 @@ def render_heads(heads: Mapping[str, UpdateHeadRow], names: Mapping[str, Sequenc
         (
             head.replace("_", " "),
             share_text(last.usage),
-            _tell_choices(last.choices, names.get(head, ())),
+            _describe_choices(last.choices, names.get(head, ())),
             NOTHING if last.free_steps is None else format_count(last.free_steps),
             *map(number_text, (last.valid_actions, last.entropy, last.entropy_conditional)),
             *map(number_text, (last.entropy_nats, last.approx_kl, last.ratio_max)),
@@ -218,7 +218,7 @@ def _begun(counts: Mapping[str, int]) -> int:
     return int(counts.get("germinated") or 0)
 
 
-def _tell_choices(choices: Any, names: Sequence[str]) -> str:
+def _describe_choices(choices: Any, names: Sequence[str]) -> str:
     if not isinstance(choices, Sequence):
         return NOTHING
     counts = {
@@ -263,13 +263,13 @@ def render_episodes(episodes: Sequence[ShownEpisode]) -> str:
     for number, shown in enumerate(episodes):
         opened = " open" if number == 0 else ""
         parts.append(
-            f"<details{opened}>\n<summary>{escaped(tell_episode(shown), limit=600)}</summary>\n"
+            f"<details{opened}>\n<summary>{escaped(describe_episode(shown), limit=600)}</summary>\n"
             f"{_render_decisions(shown.decisions)}</details>\n"
         )
     return "".join(parts)
 
 
-def tell_episode(shown: ShownEpisode) -> str:
+def describe_episode(shown: ShownEpisode) -> str:
     """Return an episode in one line."""
     episode = shown.episode
     parts = [f"round {round_number(episode.round)}, row {episode.row}"]
@@ -285,7 +285,7 @@ def tell_episode(shown: ShownEpisode) -> str:
         parts.append(
             f"validation gain {format_number(episode.gain, decimals=2, signed=True)} points"
         )
-    parts += _tell_seeds(episode)
+    parts += _describe_seeds(episode)
     acted = sum(row.op != WAIT for row in shown.decisions)
     parts.append(f"{acted} of {counted(len(shown.decisions), 'decision')} acted")
     if episode.rolled_back:
@@ -294,7 +294,7 @@ def tell_episode(shown: ShownEpisode) -> str:
     return ", ".join(parts)
 
 
-def _tell_seeds(episode: EpisodeRow) -> Iterator[str]:
+def _describe_seeds(episode: EpisodeRow) -> Iterator[str]:
     if episode.seeds_germinated == 0:
         yield "no seeds"
     elif episode.seeds_germinated is not None:
@@ -314,19 +314,19 @@ def _render_decisions(decisions: Sequence[DecisionRow]) -> str:
     for group in _group_waits(decisions):
         first, last = group[0], group[-1]
         if first.op == WAIT:
-            rows.append(_tell_waits(group))
+            rows.append(_describe_waits(group))
             continue
         rows.append(
             (
                 first.step,
                 f"{op_words(str(first.op))}{_likely(first.confidence_op)}",
-                _tell_arguments(first),
-                _tell_others(first),
+                _describe_arguments(first),
+                _describe_others(first),
                 number_text(first.value),
                 number_text(first.q_taken),
                 number_text(first.reward),
-                _tell_terms([first]),
-                _tell_outcome(last),
+                _describe_terms([first]),
+                _describe_outcome(last),
             )
         )
     return render_table("Decisions of one episode", columns, rows, noun="line")
@@ -341,42 +341,42 @@ def _group_waits(decisions: Sequence[DecisionRow]) -> Iterator[list[DecisionRow]
             yield from ([decision] for decision in group)
 
 
-def _tell_waits(group: Sequence[DecisionRow]) -> tuple[object, ...]:
+def _describe_waits(group: Sequence[DecisionRow]) -> tuple[object, ...]:
     first, last = group[0], group[-1]
     when = str(first.step) if len(group) == 1 else f"{first.step}–{last.step}"
     sure = [row.confidence_op for row in group if row.confidence_op is not None]
-    told = "wait"
+    text = "wait"
     if first.forced:
-        told += ", the only legal op"
+        text += ", the only legal op"
     elif sure:
         low, high = format_share(min(sure)), format_share(max(sure))
-        told += f" ({low})" if low == high else f" ({low} to {high})"
+        text += f" ({low})" if low == high else f" ({low} to {high})"
     paid = [row.reward for row in group if row.reward is not None]
     values = [row.value for row in group if row.value is not None]
     return (
         when,
-        told,
+        text,
         NOTHING,
-        _tell_others(first) if len(group) == 1 else NOTHING,
+        _describe_others(first) if len(group) == 1 else NOTHING,
         number_text(sum(values) / len(values)) if values else NOTHING,
         NOTHING,
         number_text(sum(paid)) if paid else NOTHING,
-        _tell_terms(group),
+        _describe_terms(group),
         f"{counted(len(group), 'decision')}, rewards added up" if len(group) > 1 else "done",
     )
 
 
-def _tell_arguments(decision: DecisionRow) -> str:
-    told = []
+def _describe_arguments(decision: DecisionRow) -> str:
+    parts = []
     if decision.slot is not None:
-        told.append(f"{visible(decision.slot, limit=60)}{_chosen(decision, 'slot')}")
+        parts.append(f"{visible(decision.slot, limit=60)}{_chosen(decision, 'slot')}")
     for head in _ARGUMENTS:
         value = getattr(decision, head)
         if value is not None:
             shown = format_number(value, decimals=2) if isinstance(value, float) else value
             name = head.replace("_", " ")
-            told.append(f"{name} {visible(shown, limit=60).lower()}{_chosen(decision, head)}")
-    return ", ".join(told) or NOTHING
+            parts.append(f"{name} {visible(shown, limit=60).lower()}{_chosen(decision, head)}")
+    return ", ".join(parts) or NOTHING
 
 
 def _chosen(decision: DecisionRow, head: str) -> str:
@@ -390,12 +390,12 @@ def _likely(probability: float | None) -> str:
     return "" if probability is None else f" ({format_share(probability)})"
 
 
-def _tell_others(decision: DecisionRow) -> str:
+def _describe_others(decision: DecisionRow) -> str:
     """Return what else was likely, as far as it was recorded: for the op, and for a blueprint."""
     found = decision.alternatives
     if not isinstance(found, Mapping):
         return NOTHING
-    told = []
+    parts = []
     for head in ("op", "slot", "blueprint"):
         others = _pairs(found.get(head))
         if others:
@@ -403,8 +403,8 @@ def _tell_others(decision: DecisionRow) -> str:
                 f"{visible(name, limit=40).lower().replace('_', ' ')}{_likely(likely)}"
                 for name, likely in others
             )
-            told.append(names if head == "op" else f"{head}: {names}")
-    return "; ".join(told) or NOTHING
+            parts.append(names if head == "op" else f"{head}: {names}")
+    return "; ".join(parts) or NOTHING
 
 
 def _pairs(others: Any) -> list[tuple[Any, float | None]]:
@@ -414,7 +414,7 @@ def _pairs(others: Any) -> list[tuple[Any, float | None]]:
     return []
 
 
-def _tell_terms(group: Sequence[DecisionRow]) -> str:
+def _describe_terms(group: Sequence[DecisionRow]) -> str:
     """Return the terms that made up most of the reward."""
     sums: dict[str, float] = {}
     for row in group:
@@ -422,14 +422,14 @@ def _tell_terms(group: Sequence[DecisionRow]) -> str:
             for term, value in row.reward_terms.items():
                 sums[str(term)] = sums.get(str(term), 0.0) + (value or 0.0)
     most = sorted(sums.items(), key=lambda item: -abs(item[1]))[:_MOST_TERMS]
-    told = [
+    parts = [
         f"{visible(term, limit=40).replace('_', ' ')} {number_text(value)}"
         for term, value in most
         if value
     ]
-    return ", ".join(told) or NOTHING
+    return ", ".join(parts) or NOTHING
 
 
-def _tell_outcome(decision: DecisionRow) -> str:
-    told = visible(decision.outcome or NOTHING).replace("_", " ")
-    return f"{told}: {visible(decision.reason)}" if decision.reason else told
+def _describe_outcome(decision: DecisionRow) -> str:
+    text = visible(decision.outcome or NOTHING).replace("_", " ")
+    return f"{text}: {visible(decision.reason)}" if decision.reason else text

@@ -14,7 +14,7 @@ from rich.table import Table
 from esper.lab.bench import EXTRACTION, FAMILY, PHASES, POLICY, RATES, ROUND, UPDATE, Column
 from esper.leyline.errors import UsageError
 from esper.scripts.cli.main import Parser
-from esper.scripts.cli.output import err_console, out_console, print_json, safe, tell
+from esper.scripts.cli.output import err_console, out_console, print_json, print_line, safe
 from esper.utils.process import choose_device
 
 _STRATEGIES = ("sequential", "stacked", "workers")
@@ -254,7 +254,7 @@ def _bench_family(options: argparse.Namespace) -> int:
     _show(options, device, found, (title, FAMILY, found["populations"]))
     low, high = found["quartiles"]
     if not options.json:
-        tell(
+        print_line(
             out_console(),
             f"a step of the family takes {found['cost']:.2f} times the mean step of the hosts "
             f"alone (middle half {low:.2f} to {high:.2f}): {100 / found['cost']:.0f} % of their "

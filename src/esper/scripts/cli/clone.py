@@ -18,7 +18,14 @@ from esper.scripts.cli.options import (
     read_config,
     resolve,
 )
-from esper.scripts.cli.output import answer, err_console, interrupted, new_table, out_console, tell
+from esper.scripts.cli.output import (
+    answer,
+    err_console,
+    interrupted,
+    new_table,
+    out_console,
+    print_line,
+)
 from esper.utils.settings import change_settings
 
 _EPILOG = """\
@@ -133,4 +140,6 @@ def print_summary(found: dict[str, Any]) -> None:
         table.add_row(str(number), *texts)
     console = out_console()
     console.print(table)
-    tell(console, f"policy: {found['policy']}; use it with --controller greedy:{found['policy']}")
+    print_line(
+        console, f"policy: {found['policy']}; use it with --controller greedy:{found['policy']}"
+    )

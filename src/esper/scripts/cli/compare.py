@@ -240,9 +240,9 @@ def print_sides(sides: Sequence[Side]) -> None:
         del lines["blocks awake"], lines["training FLOPs"]
     if all(side.stacks for side in sides):
         del lines["what grew"], lines["what did not stay"]
-    for name, tell in lines.items():
+    for name, text_of in lines.items():
         # Line breaks between seeds stay; control characters in names are escaped.
-        cells = ["\n".join(safe(part).plain for part in tell(s).split("\n")) for s in sides]
+        cells = ["\n".join(safe(part).plain for part in text_of(s).split("\n")) for s in sides]
         table.add_row(name, *map(Text, cells))
     out_console().print(table)
 
@@ -269,10 +269,10 @@ def _training(side: Side) -> str:
 
 def _lives(side: Side, *, is_kept: bool) -> str:
     """Return the seeds that were kept, or those that were not, one per line."""
-    told = []
+    parts = []
     for life in side.seeds:
         is_gone = life["fate"] in ("pruned", "dropped")
         if is_gone != is_kept:
             line = f"{life['blueprint']} at {life['slot']}, from epoch {life['germinated']}"
-            told.append(line if life["fate"] == "fossilized" else f"{line}, {life['fate']}")
-    return "\n".join(told) or "nothing"
+            parts.append(line if life["fate"] == "fossilized" else f"{line}, {life['fate']}")
+    return "\n".join(parts) or "nothing"

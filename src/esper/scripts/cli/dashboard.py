@@ -10,7 +10,7 @@ from typing import Any
 
 from esper.leyline.errors import UsageError, needing
 from esper.scripts.cli.main import Parser
-from esper.scripts.cli.output import err_console, tell
+from esper.scripts.cli.output import err_console, print_line
 
 _ROOT = "runs"
 _PORT = 8737
@@ -71,9 +71,9 @@ def run(options: argparse.Namespace) -> int:
 
     def say(address: Any) -> None:
         console = err_console()
-        tell(console, f"showing {root} at {address.url} (Ctrl-C stops it)")
+        print_line(console, f"showing {root} at {address.url} (Ctrl-C stops it)")
         if not address.is_local:
-            tell(
+            print_line(
                 console,
                 "everybody who can reach this machine and has this address can read the runs",
             )

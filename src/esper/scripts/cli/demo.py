@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from esper.leyline.errors import UsageError
 from esper.scripts.cli.main import Parser
-from esper.scripts.cli.output import err_console, new_table, out_console, print_json, safe, tell
+from esper.scripts.cli.output import (
+    err_console,
+    new_table,
+    out_console,
+    print_json,
+    print_line,
+    safe,
+)
 from esper.utils.settings import changed_settings
 
 if TYPE_CHECKING:
@@ -72,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--seeds must be at least 1, got {options.seeds}")
     changes = {} if options.epochs is None else {"horizon": options.epochs}
     task = get_task(TASK, **changes)
-    # A seed that is out of range is refused before there is a folder.
+    # Refuse a seed that is out of range before a folder is created.
     settings_of(task, options.seed + options.seeds - 1)
     data = task.load()
     started = time.process_time()
@@ -81,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     first, document = grow_live(options, settings)
     grown = [first]
     for seed in range(options.seed + 1, options.seed + options.seeds):
-        console.print(f"growing another, seed {seed}")
+        console.print(f"growing a network with seed {seed}")
         grown.append(grow_once(task, data, seed, CONTROLLER))
     console.print("training static networks of the same size, each at four learning rates")
     arms = compare(task, grown, data)
@@ -91,15 +98,15 @@ def run(options: argparse.Namespace) -> int:
         return 0
     print_arms(arms, grown)
     out = out_console()
-    tell(out, f"picture: {document['picture']}")
-    tell(out, f"report:  {document['report']}")
-    tell(out, f"the first of them by hand: {by_hand(settings)}")
+    print_line(out, f"picture: {document['picture']}")
+    print_line(out, f"report:  {document['report']}")
+    print_line(out, f"the first of them by hand: {by_hand(settings)}")
     out.print(f"done in {seconds:.0f} s of CPU time")
     return 0
 
 
 def grow_live(options: argparse.Namespace, growth: Any) -> tuple[RunSummary, dict[str, Any]]:
-    """Grow the first network into its folder, shown as it grows; return what came of it."""
+    """Grow the first network into its folder, and show it while it grows."""
     from esper.growth.grow import carry_out
     from esper.lab.tasks.request import GrowSettings
     from esper.scripts.cli.views import GrowthView
@@ -124,7 +131,7 @@ def grow_live(options: argparse.Namespace, growth: Any) -> tuple[RunSummary, dic
 
 
 def by_hand(growth: GrowthConfig) -> str:
-    """Return the `esper grow` that grows a network of the demo with these settings."""
+    """Return the `esper grow` command that repeats a network of the demo."""
     from esper.lab.tasks.request import growth_of
 
     usual = growth_of(TASK)
@@ -138,7 +145,7 @@ def by_hand(growth: GrowthConfig) -> str:
 
 
 def print_arms(arms: Sequence[Standing], grown: Sequence[RunSummary]) -> None:
-    """Print the one table, and in a sentence what it shows."""
+    """Print the table and its result in one sentence."""
     twin, tended, static = arms
     count = len(grown)
     of = f"median of {count} seeds" if count > 1 else "one seed"
@@ -155,20 +162,20 @@ def print_arms(arms: Sequence[Standing], grown: Sequence[RunSummary]) -> None:
         )
     console = out_console()
     console.print(table)
-    tell(console, verdict(twin, tended, static))
-    console.print("So few seeds tell no difference below about a point from chance.")
+    print_line(console, verdict(twin, tended, static))
+    console.print("With so few seeds, differences below about one point may be chance.")
 
 
 def verdict(twin: Standing, grown: Standing, static: Standing) -> str:
-    """Return in one sentence what was found, in whichever direction."""
+    """Return the result in one sentence."""
     wins = sum(own > other for own, other in zip(grown.test, twin.test, strict=True))
     against_twin, against_static = grown.gain(twin), grown.lead(static)
-    told = f"Growing beat waiting in {wins} of {len(grown.test)} runs ({_points(against_twin)})"
+    text = f"Growing beat waiting in {wins} of {len(grown.test)} runs ({_points(against_twin)})"
     if against_static > 0:
-        return f"{told}, and a static network of that size by {_points(against_static)}."
+        return f"{text}, and a static network of that size by {_points(against_static)}."
     if against_static == 0:
-        return f"{told}; a static network of that size is as good."
-    return f"{told}; a static network of that size is better by {_points(-against_static)}."
+        return f"{text}; a static network of that size is as good."
+    return f"{text}; a static network of that size is better by {_points(-against_static)}."
 
 
 def _points(gain: float) -> str:

@@ -29,8 +29,8 @@ class Formatter(argparse.HelpFormatter):
             return text
         if action.required:
             return f"{text} (required)"
-        told = "none" if action.default is None else "no" if action.default is False else None
-        return f"{text} (default: {told or '%(default)s'})"
+        words = "none" if action.default is None else "no" if action.default is False else None
+        return f"{text} (default: {words or '%(default)s'})"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" in text:
@@ -82,8 +82,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
-            told = instead(value, known, "choose from")
-            raise argparse.ArgumentError(action, f"{value!r} is not known{told}")
+            text = instead(value, known, "choose from")
+            raise argparse.ArgumentError(action, f"{value!r} is not known{text}")
 
 
 _DESCRIPTION = "Grow neural networks while they train."

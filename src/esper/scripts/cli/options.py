@@ -26,8 +26,8 @@ from esper.scripts.cli.output import (
     new_table,
     out_console,
     print_json,
+    print_line,
     safe,
-    tell,
 )
 from esper.utils.files import WriterLock
 from esper.utils.settings import change_settings, parse_settings
@@ -332,14 +332,14 @@ def print_members(
     if arms:
         console.print("Arms:")
         for line in listed(arms).splitlines():
-            tell(console, line)
+            print_line(console, line)
     for name, each in (benchmarks or {}).items():
         console.print(safe(f"Benchmark {name} ({each['checksum']}): {each['summary']}"))
         scores = each["scores"]
-        told = "the controls' scores are not measured yet"
+        text = "the controls' scores are not measured yet"
         if scores is not None:
-            told = ", ".join(f"{arm} {one['score']:+.3f}" for arm, one in scores["arms"].items())
-        tell(console, f"  {told}")
+            text = ", ".join(f"{arm} {one['score']:+.3f}" for arm, one in scores["arms"].items())
+        print_line(console, f"  {text}")
     return 0
 
 
@@ -364,4 +364,4 @@ class PlayView(LiveView):
         elif self._is_line_due(time.monotonic(), matters=progress.done >= progress.total):
             left = progress.left_s
             eta = "" if left is None else f", about {left / 60:.1f} min left"
-            tell(self._console, f"{progress.done / progress.total:.0%} {progress.text}{eta}")
+            print_line(self._console, f"{progress.done / progress.total:.0%} {progress.text}{eta}")

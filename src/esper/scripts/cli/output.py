@@ -1,4 +1,4 @@
-"""Where words go: results to standard output, progress and complaints to standard error."""
+"""Output of the commands: results to standard output, progress and errors to standard error."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _LONGEST_LINE = 900
 
 
 class _Results(Console):
-    """A console whose reader may go away: `main` says what that means."""
+    """A console that raises when its reader has closed the pipe; `main` handles it."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 class _Progress(Console):
-    """A console whose reader may go away: the work goes on without one."""
+    """A console that falls silent when its reader has closed the pipe."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -50,23 +50,23 @@ class _Progress(Console):
 
 
 def out_console() -> Console:
-    """Return the console of results; output that is no terminal gets room for whole tables."""
+    """Return the console for results; without a terminal it is wide enough for tables."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # What the terminal's alphabet lacks is shown as a code, not a crash.
+        # Characters that the encoding lacks are shown as escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return _Results(width=None if is_known else 120, highlight=False)
 
 
 def err_console() -> Console:
-    """Return the console of progress."""
+    """Return the console for progress."""
     return _Progress(stderr=True, highlight=False)
 
 
 def somebody_reads() -> bool:
-    """Return whether standard output has a reader; only of a pipe can it be known that it has not.
+    """Return whether standard output still has a reader; False only for a closed pipe.
 
-    Whoever writes learns it from the next line; this is for long work between two lines.
+    Long queries ask this before they print anything.
     """
     if not hasattr(select, "poll"):  # Windows
         return True
@@ -78,8 +78,8 @@ def somebody_reads() -> bool:
     return not poll.poll(0)
 
 
-def tell(console: Console, text: object) -> None:
-    """Print a line whole, however narrow the terminal, so that paths in it can be copied."""
+def print_line(console: Console, text: object) -> None:
+    """Print a line without wrapping, so that paths in it can be copied."""
     console.print(safe(text), soft_wrap=True)
 
 
@@ -90,7 +90,7 @@ def new_table(
     numbers: Container[str] = (),
     whole: Container[str] = (),
 ) -> Table:
-    """Return a table without rows; `numbers` are set right, `whole` columns stay on one line."""
+    """Return an empty table; `numbers` are right-aligned, `whole` columns are not wrapped."""
     table = Table(title=safe(title), title_justify="left")
     for name in columns:
         table.add_column(
@@ -100,7 +100,11 @@ def new_table(
 
 
 def find_store(folder: str) -> Path:
-    """Return the store of a run, or say which folder would have one."""
+    """Return the path of a run's store.
+
+    Raises:
+        UsageError: There is none.
+    """
     from esper.nissa.database import store_path
     from esper.nissa.listing import RESULTS, describe_run
 
@@ -109,21 +113,21 @@ def find_store(folder: str) -> Path:
         played = describe_run(Path(folder))
         if played.kind in RESULTS:
             raise UsageError(
-                f"{folder} is of `esper {played.kind}`, which keeps no run.db; what came of it is "
-                f"in its {RESULTS[played.kind]}"
+                f"{folder} was written by `esper {played.kind}`, which has no run.db; its results "
+                f"are in {RESULTS[played.kind]}"
             )
         raise UsageError(f"{folder} has no run.db; give the folder of a run (see `esper runs`)")
     return path
 
 
 def listed(lines: Mapping[str, str]) -> str:
-    """Return names with a line about each, below one another."""
+    """Return names and descriptions, one per line."""
     width = max(map(len, lines), default=0)
     return "\n".join(f"  {name:<{width}}  {line}" for name, line in lines.items())
 
 
 def name_width(names: Iterable[str]) -> int:
-    """Return how wide a column of names must stay, whatever else is squeezed."""
+    """Return the least width of a column of names."""
     return min(40, max(map(len, names), default=0))
 
 
@@ -135,7 +139,7 @@ def print_json(document: Any) -> None:
 
 
 def answer(as_json: bool, document: Any, show: Callable[[], object]) -> int:
-    """Print the document where JSON was asked for, show it to people otherwise; return 0."""
+    """Print the document as JSON, or call `show`; return exit code 0."""
     if as_json:
         print_json(document)
     else:
@@ -144,21 +148,21 @@ def answer(as_json: bool, document: Any, show: Callable[[], object]) -> int:
 
 
 def interrupted(again: str, where: str = "") -> int:
-    """Say by which command the run is continued; return the exit code."""
+    """Print the command that continues the run; return the exit code."""
     from esper.nissa.recorded import INTERRUPTED
 
-    tell(err_console(), f"interrupted{where}; continue with: {again}")
+    print_line(err_console(), f"interrupted{where}; continue with: {again}")
     return INTERRUPTED
 
 
 def safe(text: object) -> Text:
-    """Return a value as text that can neither style nor steer the terminal."""
+    """Return a value as text without markup and control characters."""
     shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(text))
     return Text(shown)
 
 
 def one_line(text: object) -> str:
-    """Return a message as one printable line; one that is far too long loses its middle."""
+    """Return a message as one printable line; a very long one loses its middle."""
     line = safe(" ".join(str(text).split())).plain
     half = _LONGEST_LINE // 2
     return line if len(line) <= _LONGEST_LINE else f"{line[:half]} … {line[-half:]}"
@@ -166,26 +170,26 @@ def one_line(text: object) -> str:
 
 @contextmanager
 def naming_resume(command: str) -> Iterator[None]:
-    """Within the block a failure also says how the run is continued, where it does not already."""
+    """Within the block, add to errors the command that continues the run."""
     try:
         yield
     except EsperError as error:
         if "--resume" in str(error):
             raise
-        raise type(error)(f"{error}; what was saved can be continued with: {command}") from error
+        raise type(error)(f"{error}; continue from the last checkpoint with: {command}") from error
 
 
 def points(value: float | None) -> str:
-    """Return a score in points, or the loss that it is, or a dash."""
+    """Return a score in points, or as a loss, or a dash if there is none."""
     return "–" if value is None else format_score(value)
 
 
 def gain_text(score: float | None, twin: float | None) -> str:
-    """Return how far a score is above the twin's on the same split, or a dash."""
+    """Return the gain over the twin on the same split, or a dash."""
     return "–" if score is None or twin is None else format_gain(score, twin)
 
 
-# ---- What a person sees while a command runs
+# ---- Progress
 
 
 _LINE_EVERY_S = 10.0
@@ -193,15 +197,15 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class LiveView:
-    """Shows how far a run is; use it as a context manager.
+    """Shows the progress of a run; use it as a context manager.
 
     Args:
-        console: where to.
-        counters: the columns that say how much is done, between the bar and the times.
-        title: what is running.
-        total: how much there is to do.
-        done: how much of it is done already.
-        fields: what else the counters show; `eta` among them is shown for what the bar would say.
+        console: Where to show it.
+        counters: Columns between the bar and the times.
+        title: What is running.
+        total: How much there is to do.
+        done: How much of it is done already.
+        fields: Further fields of the counters; `eta` replaces the bar's own estimate.
     """
 
     def __init__(
@@ -213,12 +217,12 @@ class LiveView:
         done: float,
         **fields: Any,
     ) -> None:
-        """Begin to count the time."""
+        """Start the clock."""
         self._console = console
         self._started = time.monotonic()
         self._lined = self._started
         self._first = done
-        self._told: set[tuple[str | None, ...]] = set()
+        self._shown: set[tuple[str | None, ...]] = set()
         eta = TextColumn("{task.fields[eta]}", markup=False)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -244,28 +248,28 @@ class LiveView:
             self._live.stop()
 
     def is_news(self, alarm: AlarmRow, *, verbose: bool) -> bool:
-        """Return whether to tell an alarm: each once, and what only informs where asked for.
+        """Return whether to show an alarm: each once, informative ones only with `verbose`.
 
-        The report has all of them, with every repetition and its end.
+        The report has all of them.
         """
         key = (alarm.monitor, alarm.subject, alarm.severity)
-        is_told = verbose or alarm.severity in ("warning", "critical")
-        if alarm.state != "raised" or not is_told or key in self._told:
+        is_shown = verbose or alarm.severity in ("warning", "critical")
+        if alarm.state != "raised" or not is_shown or key in self._shown:
             return False
-        self._told.add(key)
+        self._shown.add(key)
         return True
 
     def warn(self, line: str) -> None:
-        """Print a line at once, above what is live; any thread may call it."""
-        tell(self._console, line)
+        """Print a line above the live display; any thread may call it."""
+        print_line(self._console, line)
 
     def _draw(self, *parts: RenderableType) -> None:
-        """Draw the bar and these parts below it; for a terminal."""
+        """Draw the bar with these parts below it, in a terminal."""
         if self._live is not None:
             self._live.update(Group(self._progress, *parts))
 
     def _is_line_due(self, now: float, *, matters: bool) -> bool:
-        """Return whether to print a line now, and count from here if so."""
+        """Return whether to print a line now; if so, restart the interval."""
         is_due = matters or now - self._lined >= _LINE_EVERY_S
         if is_due:
             self._lined = now
@@ -273,10 +277,10 @@ class LiveView:
 
 
 class AlarmRelay:
-    """Takes alarms from when a run is opened, and hands them on once there is a view of it."""
+    """Buffers the alarms of a run until there is a view to show them."""
 
     def __init__(self) -> None:
-        """Keep what comes."""
+        """Start with an empty buffer."""
         self._early: list[AlarmRow] = []
         self._show: Callable[[AlarmRow], None] | None = None
         self._lock = threading.Lock()
@@ -290,7 +294,7 @@ class AlarmRelay:
                 self._show(alarm)
 
     def show_by(self, show: Callable[[AlarmRow], None]) -> None:
-        """Have alarms shown, those that came before too."""
+        """Show all alarms with this function, the buffered ones first."""
         with self._lock:
             self._show = show
             for alarm in self._early:
@@ -299,7 +303,7 @@ class AlarmRelay:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return a row of bars between the lowest and the highest of some values."""
+    """Return a sparkline of some values."""
     if not values:
         return ""
     low, high = min(values), max(values)
@@ -308,7 +312,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def alarm_line(alarm: AlarmRow, *, unit: str = "epoch") -> str:
-    """Return an alarm in one line: when (by epoch or round), what is wrong, and what to try."""
+    """Return an alarm in one line: when, what is wrong, what to try."""
     parts = [alarm.message or str(alarm.monitor)]
     if alarm.advice:
         parts.append(alarm.advice)

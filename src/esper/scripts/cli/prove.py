@@ -28,8 +28,8 @@ from esper.scripts.cli.output import (
     listed,
     new_table,
     out_console,
+    print_line,
     safe,
-    tell,
 )
 from esper.utils.files import atomic_write_text
 from esper.utils.settings import change_settings
@@ -165,7 +165,7 @@ def print_verdicts(found: dict[str, Any], folder: Any) -> None:
     for name, arm in found["arms"].items():
         table.add_row(safe(name), *(f"{arm[key]:.3f}" for key in columns.values()))
     console.print(table)
-    tell(console, f"report: {folder / 'report.md'}")
+    print_line(console, f"report: {folder / 'report.md'}")
 
 
 def _epilog() -> str:

@@ -9,7 +9,7 @@ from esper.leyline.errors import UsageError
 from esper.nissa.columns import storable_text
 from esper.nissa.report import report_run
 from esper.scripts.cli.main import Parser
-from esper.scripts.cli.output import answer, find_store, out_console, tell
+from esper.scripts.cli.output import answer, find_store, out_console, print_line
 
 _EPILOG = """\
 examples:
@@ -38,4 +38,4 @@ def run(options: argparse.Namespace) -> int:
     path = report_run(options.where, options.out)
     run, report = storable_text(str(options.where)), storable_text(str(path))
     document = {"run": run, "report": report, "bytes": path.stat().st_size}
-    return answer(options.json, document, lambda: tell(out_console(), f"report: {path}"))
+    return answer(options.json, document, lambda: print_line(out_console(), f"report: {path}"))

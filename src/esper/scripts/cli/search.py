@@ -20,8 +20,8 @@ from esper.scripts.cli.output import (
     interrupted,
     new_table,
     out_console,
+    print_line,
     safe,
-    tell,
 )
 
 _EPILOG = """\
@@ -128,14 +128,14 @@ def make(options: argparse.Namespace) -> Any:
 def print_summary(found: dict[str, Any]) -> None:
     """Print the best schedules and settings."""
     console, best = out_console(), found["best_single"]
-    tell(
+    print_line(
         console,
         f"best single schedule: {best['plan']}: {best['schedule']}; log ratio over waiting "
         f"{best['log_ratio']:+.3f} (test {best['test_log_ratio']:+.3f}), "
         f"{best['parameters']:.2f} times the parameters, {best['flops']:.2f} times the FLOPs",
     )
     rule = found["contextual"]
-    tell(
+    print_line(
         console,
         f"schedules by descriptors: {rule['held_out_log_ratio']:+.3f} on members left out "
         f"({rule['neighbours']} neighbours)",
@@ -143,7 +143,9 @@ def print_summary(found: dict[str, Any]) -> None:
     if "heuristic" in found:
         tuned = found["heuristic"]
         settings = ",".join(f"{key}={value}" for key, value in tuned["settings"].items())
-        tell(console, f"heuristic: {tuned['log_ratio']:+.3f} with {settings or 'its defaults'}")
+        print_line(
+            console, f"heuristic: {tuned['log_ratio']:+.3f} with {settings or 'its defaults'}"
+        )
     table = new_table("Best schedule of every member", ("member", "log ratio", "schedule"))
     for member, own in found["best_by_member"].items():
         table.add_row(safe(member), f"{own['log_ratio']:+.3f}", safe(own["schedule"]))

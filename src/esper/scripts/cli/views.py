@@ -1,4 +1,4 @@
-"""What a person sees while a network grows, and what came of it in the end."""
+"""Live views of growing and training runs, and the tables printed at their end."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from esper.scripts.cli.output import (
     new_table,
     out_console,
     points,
+    print_line,
     safe,
     sparkline,
-    tell,
 )
 from esper.simic.training.progress import entropies_line, number, round_line, share, signed
 
@@ -55,7 +55,7 @@ _STAGE_STYLES = {
     "RESETTING": "red",
 }
 _MOST_BLOCKS = 48
-"""Blocks of a stack that are drawn one by one."""
+"""A stack with more blocks is shown as a number only."""
 _RECENT = 6
 _SPARKS = 30
 
@@ -75,8 +75,8 @@ class GrowthView(LiveView):
         self._scores: list[float] = []
 
     def show(self, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
-        """Take over one epoch, with the reasons of its decision where they are known."""
-        # A gate that is asked every epoch would drown everything else.
+        """Show one epoch, with the reasons of its decision if they are known."""
+        # A refused ADVANCE may repeat every epoch; it is shown with --verbose only.
         shown = [one for one in record.decisions if one.is_act or self._verbose]
         self._events += [safe(decision_line(record.epoch, one)) for one in shown]
         if shown:
@@ -89,7 +89,7 @@ class GrowthView(LiveView):
             self._print_lines(record)
 
     def alarm(self, alarm: AlarmRow) -> None:
-        """Tell an alarm once; what is only informative, and every repetition, is in the report."""
+        """Show an alarm once."""
         if self.is_news(alarm, verbose=self._verbose):
             self.warn(alarm_line(alarm))
 
@@ -100,9 +100,9 @@ class GrowthView(LiveView):
             table.add_column("blocks awake")
             for stack in record.depth.stacks:
                 bar = "█" * stack.awake + "░" * (stack.blocks - stack.awake)
-                told = f"{stack.awake} of {stack.blocks}"
+                text = f"{stack.awake} of {stack.blocks}"
                 is_short = stack.blocks <= _MOST_BLOCKS
-                table.add_row(safe(stack.name), f"{bar} {told}" if is_short else told)
+                table.add_row(safe(stack.name), f"{bar} {text}" if is_short else text)
             return self._captioned(table, record)
         for column in ("slot", "stage", "seed", "alpha", "contribution"):
             table.add_column(column, justify="right" if column == "alpha" else "left")
@@ -125,7 +125,7 @@ class GrowthView(LiveView):
         return table
 
     def _print_lines(self, record: EpochRecord) -> None:
-        """Print decisions as they happen, and metrics at a rate a log can bear."""
+        """Print decisions at once, and metrics now and then."""
         for event in self._events:
             self._console.print(event, soft_wrap=True)
         self._events.clear()
@@ -134,11 +134,11 @@ class GrowthView(LiveView):
             rate = (now - self._started) / max(record.epoch - self._first, 1)
             eta = rate * (self._epochs - record.epoch)
             done = f"epoch {record.epoch}/{self._epochs}"
-            tell(self._console, f"{done}  {epoch_line(record)}  ETA {eta:.0f} s")
+            print_line(self._console, f"{done}  {epoch_line(record)}  ETA {eta:.0f} s")
 
 
 def print_grown(grown: Grown, document: dict[str, Any]) -> None:
-    """Print what was grown and what it was worth."""
+    """Print scores, sizes and seeds of a finished run."""
     from esper.growth.grown import Deepened
 
     console, summary = out_console(), grown.summary
@@ -175,16 +175,16 @@ def print_grown(grown: Grown, document: dict[str, Any]) -> None:
         console.print("The controller germinated nothing.")
     if len(grown.best_by_size) > 1:
         console.print(_size_table(grown))
-    tell(console, describe_kept(summary))
+    print_line(console, describe_kept(summary))
     for line in (*grown.why, *filter(None, [grown.static_warning])):
-        tell(console, line)
-    tell(console, f"report: {document['report']}")
+        print_line(console, line)
+    print_line(console, f"report: {document['report']}")
     if document["exported"]:
-        tell(console, f"exported: {document['exported']}")
+        print_line(console, f"exported: {document['exported']}")
 
 
 def _print_depth(console: Console, grown: Grown) -> None:
-    """Print when blocks woke, and what the training has taken."""
+    """Print when blocks woke, and the training FLOPs."""
     summary = grown.summary
     table = new_table("Blocks", ("stack", "awake", "woken"))
     for stack in summary.stacks:
@@ -200,7 +200,7 @@ def _print_depth(console: Console, grown: Grown) -> None:
     console.print(table)
     spent, static = summary.training_flops, summary.static_flops
     if spent and static:
-        tell(
+        print_line(
             console,
             f"training FLOPs: {spent:.4g}, {100 * spent / static:.0f} % of the {static:.4g} that "
             f"the same steps take with all blocks awake; {summary.seconds:.0f} s",
@@ -208,14 +208,14 @@ def _print_depth(console: Console, grown: Grown) -> None:
 
 
 _CONTRIBUTION = (
-    "contribution: what the network would lose now without the seed, {unit}, ± standard error; "
-    "what growing has brought is the difference to the twin"
+    "contribution: the loss in score if the seed were removed now, {unit}, ± standard error; "
+    "the benefit of growing is the gain over the twin"
 )
 
 
 def _size_table(grown: Grown) -> Table:
     columns = ("parameters", "FLOPs", "validation", "epoch")
-    table = new_table("Best validation score of every size it had", columns, numbers=columns)
+    table = new_table("Best validation score by size", columns, numbers=columns)
     for size in grown.best_by_size:
         table.add_row(
             f"{size.parameters:,}", f"{size.flops:,}", points(size.val_score), str(size.epoch)
@@ -246,13 +246,13 @@ def _seed_table(grown: Grown) -> Table:
     return table
 
 
-# ---- What a person sees while a controller trains: a live table, or plain lines without a terminal
+# ---- Training: a live table in a terminal, lines elsewhere
 
 
 _SPARKS_TRAIN_VIEW = 40
 _RECENT_ALARMS = 4
 _STEPS_TO_TELL = 5
-"""Steps of episodes that say, in the first round, when the run will end."""
+"""Steps of the first round after which the time left is estimated."""
 _UNKNOWN = "unknown"
 _STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
 _PHASES = {"twins": "waiting twins", "rollout": "episodes", "update": "update"}
@@ -285,13 +285,13 @@ class TrainView(LiveView):
         self._evaluated: tuple[int, float] | None = None
         """Round of the last greedy evaluation, and its gain."""
         self._paces: deque[float] = deque(maxlen=10 * _STEPS_TO_TELL)
-        """Seconds that a round of steps as long as the last ones would take, of each of them."""
+        """Seconds of a round, estimated from each of the last steps."""
         self._evaluations: list[float] = []
-        """Seconds of every greedy evaluation so far."""
+        """Seconds of each greedy evaluation."""
         self._alarms: list[Text] = []
 
     def show(self, progress: Progress) -> None:
-        """Take over one step, and the round it may have finished."""
+        """Show one step, and the round if it finished one."""
         report = progress.report
         if report is not None:
             self._report = report
@@ -314,13 +314,13 @@ class TrainView(LiveView):
             self._print_lines(progress, eta)
 
     def alarm(self, alarm: AlarmRow) -> None:
-        """Tell an alarm once; what is only informative, and every repetition, is in the report."""
+        """Show an alarm once."""
         if not self.is_news(alarm, verbose=self._verbose):
             return
         if self._live is not None:
-            # What to try would push everything else off the screen; the report has it.
-            told = replace(alarm, advice=None)
-            self._alarms.append(safe(alarm_line(told, unit="round")))
+            # The advice takes too much room in a terminal; the report has it.
+            short = replace(alarm, advice=None)
+            self._alarms.append(safe(alarm_line(short, unit="round")))
         else:
             self.warn(alarm_line(alarm, unit="round"))
 
@@ -332,16 +332,16 @@ class TrainView(LiveView):
 
     def _phase(self, progress: Progress) -> str:
         if self._evaluates_next(progress):
-            return "update, then greedy episodes to choose the best policy by"
+            return "update, then greedy episodes to choose the best policy"
         return phase_line(progress)
 
     def _evaluates_next(self, progress: Progress) -> bool:
-        """Return whether a round's episodes are over and greedy ones follow."""
+        """Return whether greedy episodes follow this step."""
         is_over = progress.phase == "rollout" and progress.step == progress.steps
         return is_over and self._is_evaluated(progress.round + 1)
 
     def _is_evaluated(self, finished: int) -> bool:
-        """Return whether greedy episodes follow when so many rounds are finished."""
+        """Return whether greedy episodes follow after this many rounds."""
         every = self._evaluate_every
         return bool(every) and (finished % every == 0 or finished == self._rounds)
 
@@ -376,11 +376,11 @@ class TrainView(LiveView):
         return table
 
     def _print_lines(self, progress: Progress, eta: str) -> None:
-        """Print finished rounds at a rate a log can bear, and a sign of life in long ones."""
+        """Print finished rounds now and then, and the phase of long ones."""
         now = time.monotonic()
         report = progress.report
         is_edge = report is not None and report.round in (0, self._rounds - 1)
-        # Nothing is heard until a round is closed, and greedy episodes can take as long as it did.
+        # No step is reported during greedy episodes, which may take as long as the round.
         is_edge = is_edge or self._evaluates_next(progress)
         if not self._is_line_due(now, matters=is_edge or (self._verbose and report is not None)):
             return
@@ -388,15 +388,15 @@ class TrainView(LiveView):
             line = f"round {round_number(report.round)}/{self._rounds}  {round_line(report)}"
         else:
             line = f"round {round_number(progress.round)}/{self._rounds}  {self._phase(progress)}"
-        tell(self._console, f"{line}  ETA {eta}")
+        print_line(self._console, f"{line}  ETA {eta}")
 
     def _eta(self, now: float, done: float, finished: int) -> str:
-        """Return how long the rest takes: rounds, whole or in part, and greedy episodes after some.
+        """Return the estimated time left, greedy episodes included.
 
         Args:
-            now: the time.
-            done: rounds, with what is done of the one in progress.
-            finished: rounds, with the greedy episodes after them.
+            now: The time.
+            done: Rounds done, with the part of the current one.
+            finished: Rounds finished, with their greedy episodes.
         """
         gone, left = done - self._first, self._rounds - done
         if gone >= 1:
@@ -404,16 +404,16 @@ class TrainView(LiveView):
         elif len(self._paces) < _STEPS_TO_TELL:
             return _UNKNOWN
         else:
-            # Twins come first and so does compiling; what is usual since then says more.
+            # Early steps are slower (twins, compilation), so the median is used.
             pace = median(self._paces)
-        # Until there was one, greedy episodes are taken to last as long as a round.
+        # Before the first one, greedy episodes are assumed to take as long as a round.
         each = fmean(self._evaluations) if self._evaluations else pace
         to_come = sum(map(self._is_evaluated, range(finished + 1, self._rounds + 1)))
         return duration(pace * left + each * to_come)
 
 
 def phase_line(progress: Progress) -> str:
-    """Return what is being done now, in one line."""
+    """Return the current phase in one line."""
     parts = [f"{_PHASES.get(progress.phase, progress.phase)} {progress.step}/{progress.steps}"]
     if progress.active:
         parts.append(f"{progress.active} rows")
@@ -428,7 +428,7 @@ def phase_line(progress: Progress) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time to wait, as people say it."""
+    """Return a duration in words."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -438,7 +438,7 @@ def duration(seconds: float) -> str:
 
 
 def print_trained(console: Console, document: dict[str, Any]) -> None:
-    """Print what was learned, and how to use it."""
+    """Print the results of a finished training run."""
     first, last = document["first"], document["last"]
     title = f"Trained on {document['task']}: {document['rounds']} rounds, "
     title += f"{document['env_steps']:,} decisions, {document['seconds']:.0f} s"
@@ -451,18 +451,18 @@ def print_trained(console: Console, document: dict[str, Any]) -> None:
     greedy = document["evaluation"]
     if greedy is not None:
         gain = _text(greedy["gain"], "{:+.2f}")
-        told = f"{greedy['episodes']} episodes after round {round_number(greedy['round'])}"
+        text = f"{greedy['episodes']} episodes after round {round_number(greedy['round'])}"
         table.add_row("validation gain, greedy policy, points", "–", gain)
-        table.caption, table.caption_justify = f"greedy: {told}", "left"
+        table.caption, table.caption_justify = f"greedy: {text}", "left"
     console.print(table)
     if _is_paid_for_nothing(last):
-        tell(
+        print_line(
             console,
-            "the return is above 0 and the gain is not: networks are no better than if nothing had "
-            "been done; judge by the gain (`esper query` the table alarms for return_without_gain)",
+            "the return is above 0 but the gain is not: the networks are no better than their "
+            "twins, so judge by the gain (see the alarm return_without_gain in the report)",
         )
-    tell(console, f"policy: {document['policy']}")
-    tell(console, f"report: {document['report']}")
+    print_line(console, f"policy: {document['policy']}")
+    print_line(console, f"report: {document['report']}")
 
 
 SHOWN = (
@@ -475,11 +475,11 @@ SHOWN = (
     ("potential_share", "the same of the reward's potential", "{:.2f}"),
     ("approx_kl", "KL of an update, nats", "{:.2g}"),
 )
-"""What is told of rounds: a key of their summary, its name for people, and how it is written."""
+"""Figures of a summary: key, name and format."""
 
 
 def _is_paid_for_nothing(last: Mapping[str, Any]) -> bool:
-    """Return whether the last rounds were paid although their networks gained nothing."""
+    """Return whether the last rounds had a positive return without a gain."""
     paid, gain = last.get("return_mean"), last.get("gain_mean")
     return paid is not None and gain is not None and paid > 0 >= gain
 

@@ -17,7 +17,7 @@ from esper.nissa.reader import StoredRun, open_run, read_history
 from esper.nissa.schema import AlarmRow
 from esper.nissa.schema_runs import RoundRow
 from esper.scripts.cli.main import Parser
-from esper.scripts.cli.output import LiveView, find_store, out_console, sparkline, tell
+from esper.scripts.cli.output import LiveView, find_store, out_console, print_line, sparkline
 from esper.scripts.cli.views import GrowthView
 
 _SPARKS = 40
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             if entry.state != "running":
                 break
             time.sleep(options.every)
-    tell(console, _ending(entry))
+    print_line(console, _ending(entry))
     return 0
 
 
@@ -122,7 +122,7 @@ class _RoundsView(LiveView):
             assert isinstance(row, RoundRow)
             self._rounds.append(row)
             if self._live is None:
-                tell(self._console, f"round {round_number(row.round)}  {_told(row)}")
+                print_line(self._console, f"round {round_number(row.round)}  {_round_text(row)}")
         if self._rounds:
             self._progress.update(self._bar, completed=self._rounds[-1].round + 1)
             self._draw(self._table())
@@ -141,7 +141,7 @@ class _RoundsView(LiveView):
         return table
 
 
-def _told(row: RoundRow) -> str:
+def _round_text(row: RoundRow) -> str:
     parts = [f"return {row.return_mean:+.3f}"] if row.return_mean is not None else []
     if row.gain_mean is not None:
         parts.append(f"validation gain {row.gain_mean:+.2f} points")

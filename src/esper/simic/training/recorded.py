@@ -290,7 +290,7 @@ def resume_training(
         if state is None:
             record_start(store, trainer)
         folder.log(f"continued in round {round_number(trainer.round)}, step {trainer.step}")
-        run.tell_versions(versions)
+        run.warn_of_other_versions(versions)
         if changes or reset_heads:
             record_changes(store, trainer, changes, reset_heads)
             folder.log(

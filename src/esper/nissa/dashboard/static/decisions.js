@@ -1,5 +1,5 @@
 // Decisions, one line each; opened, they say why: probabilities, values, features, reward.
-import { $, get, h, isNumber, number, share, show, signed, toldRound, words } from "./dom.js";
+import { $, get, h, isNumber, number, share, show, signed, roundNumber, words } from "./dom.js";
 
 const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"];
 const OPS = ["WAIT", "GERMINATE", "ADVANCE", "SET_ALPHA_TARGET", "FOSSILIZE", "PRUNE", "DEEPEN"];
@@ -79,7 +79,7 @@ function drawDecision(decision, hasRounds) {
     isNumber(likely) && h("span", { class: "note" }, ` (${decision.forced ? "the only legal op" : share(likely)})`)];
   const details = h("details", { class: "decision" },
     h("summary", null,
-      h("span", { class: "when" }, `${hasRounds ? `round ${toldRound(decision.round)}, ` : ""}epoch ${decision.step}`),
+      h("span", { class: "when" }, `${hasRounds ? `round ${roundNumber(decision.round)}, ` : ""}epoch ${decision.step}`),
       h("span", { class: "what" }, what),
       h("span", { class: `outcome${isRefused ? " refused" : ""}` }, isNumber(decision.reward) ? `${signed(decision.reward, 3)} ` : "", isRefused ? words(decision.outcome) : "")));
   details.addEventListener("toggle", () => {

@@ -25,7 +25,7 @@ export function show(place, ...children) {
 }
 
 // A round as people count it: the first is 1, in the store it is 0.
-export const toldRound = (round) => round + 1;
+export const roundNumber = (round) => round + 1;
 
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 

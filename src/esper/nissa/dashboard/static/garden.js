@@ -1,6 +1,6 @@
 // One episode looked into: its curve, its lanes, what its seeds are worth, what its critic foresaw.
 import { Axis, Chart, LEFT, RIGHT } from "./chart.js";
-import { $, get, getText, h, isNumber, number, s, show, signed, table, toldRound, words, worth } from "./dom.js";
+import { $, get, getText, h, isNumber, number, s, show, signed, table, roundNumber, words, worth } from "./dom.js";
 import { kindWords, openSeed } from "./seed.js";
 
 // The lanes as the server draws them; here they follow the zoom, the cursor and clicks.
@@ -99,13 +99,13 @@ export class Garden {
     this.form.hidden = false;
     const round = $("#episode-round");
     const row = $("#episode-row");
-    round.max = toldRound(episodes.last ?? 0);
-    round.min = toldRound(episodes.first ?? 0);
+    round.max = roundNumber(episodes.last ?? 0);
+    round.min = roundNumber(episodes.first ?? 0);
     round.value = round.max;
     round.addEventListener("change", () => {
       $("#episode-follow").checked = false;
       round.value = Math.max(Number(round.min), Math.min(Number(round.max), Math.floor(Number(round.value) || 0)));
-      this.round = Number(round.value) - toldRound(0);
+      this.round = Number(round.value) - roundNumber(0);
       this.load();
     });
     row.addEventListener("change", () => {
@@ -118,10 +118,10 @@ export class Garden {
   // The latest round is followed as long as nobody looks at another.
   follow(last) {
     if (this.kind !== "train") return this.load();
-    $("#episode-round").max = toldRound(last);
+    $("#episode-round").max = roundNumber(last);
     if (!$("#episode-follow").checked && this.data?.last) return null;
     this.round = last;
-    $("#episode-round").value = toldRound(last);
+    $("#episode-round").value = roundNumber(last);
     return this.load();
   }
 
@@ -229,7 +229,7 @@ export async function drawForeseen(place, name, round) {
   const spread = (at, middle) => Math.sqrt(mean(points.map((point) => (point[at] - middle) ** 2)));
   const both = mean(points.map(([predicted, real]) => (predicted - mp) * (real - mr)));
   const correlation = both / (spread(0, mp) * spread(1, mr));
-  const told = `${points.length} decisions of round ${toldRound(round)}${found.every > 1 ? ` (one in ${found.every})` : ""}${Number.isFinite(correlation) ? `, correlation ${number(correlation)}` : ""}.`;
+  const told = `${points.length} decisions of round ${roundNumber(round)}${found.every > 1 ? ` (one in ${found.every})` : ""}${Number.isFinite(correlation) ? `, correlation ${number(correlation)}` : ""}.`;
   return place.replaceChildren(h("figure", { class: "chart", "data-chart": "foreseen" },
     h("figcaption", null, h("h3", null, "Predicted against real returns"), h("span", { class: "unit" }, "reward")),
     s("svg", { class: "drawing", viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": `Predicted against real returns: ${told}` },

@@ -1,5 +1,5 @@
 // The points of one run as its charts draw them: the whole run, and closer together where it is looked at.
-import { get, isNumber, toldRound, words } from "./dom.js";
+import { get, isNumber, roundNumber, words } from "./dom.js";
 
 const taken = (tables) =>
   Object.fromEntries(Object.entries(tables).map(([name, data]) => {
@@ -50,7 +50,7 @@ export class Run {
       return had;
     }
     // One place more on either side, so that lines reach the edge.
-    const first = this.kind === "grow" ? 0 : toldRound(0);
+    const first = this.kind === "grow" ? 0 : roundNumber(0);
     const from = Math.max(0, Math.floor(zoom[0]) - first - 1);
     const to = Math.max(from, Math.ceil(zoom[1]) - first + 1);
     // What the stream tells meanwhile may be missing from the answer.

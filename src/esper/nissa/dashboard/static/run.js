@@ -1,7 +1,7 @@
 // The page of a run, with others laid over it.
 import { Axis, Chart } from "./chart.js";
 import { Decisions } from "./decisions.js";
-import { $, count, duration, get, h, isNumber, number, points, share, show, signed, table, toldRound, words } from "./dom.js";
+import { $, count, duration, get, h, isNumber, number, points, share, show, signed, table, roundNumber, words } from "./dom.js";
 import { Garden, drawForeseen } from "./garden.js";
 import { Live } from "./live.js";
 import { Run } from "./points.js";
@@ -35,7 +35,7 @@ function lines(panel) {
       const isDashed = curve.line?.is_dashed;
       drawn.push({
         ...curve,
-        x: panel.table === "epochs" ? curve.x : curve.x.map(toldRound),
+        x: panel.table === "epochs" ? curve.x : curve.x.map(roundNumber),
         name: isAlone ? curve.name : `${shortName(run.name)}: ${curve.name}`,
         colour: isAlone ? place + 1 : order + 1,
         // Colours repeat in some eyes: what comes late has a pattern as well.
@@ -152,7 +152,7 @@ function drawAlarms() {
   const line = (alarm) => h("div", { class: "alarm" },
     h("span", { class: `badge ${alarm.stands ? alarm.severity : "cleared"}` }, alarm.stands ? alarm.severity : alarm.state),
     h("p", null, h("strong", null, words(alarm.monitor), alarm.subject ? ` (${alarm.subject})` : ""), `: ${alarm.message ?? ""}`),
-    h("p", { class: "note" }, `${main().kind === "train" ? `round ${toldRound(alarm.round)}` : `epoch ${alarm.step}`}${alarm.advice && alarm.stands ? `. ${alarm.advice}` : ""}`));
+    h("p", { class: "note" }, `${main().kind === "train" ? `round ${roundNumber(alarm.round)}` : `epoch ${alarm.step}`}${alarm.advice && alarm.stands ? `. ${alarm.advice}` : ""}`));
   const isOpen = $("#alarms details")?.open;
   show($(".body", place),
     standing.length ? standing.slice(0, MOST_ALARMS).map(line) : h("p", { class: "note" }, "None stands."),
