@@ -1,6 +1,6 @@
-"""Leyline: what every other part of Esper agrees on, from stages and rules to the saved form.
+"""Leyline: the contracts between all parts of Esper, from stages and rules to records.
 
-The names the design documents use are found here; everything else in the module that defines it.
+The names that the design documents use can be imported from here, all others from their module.
 """
 
 from __future__ import annotations
@@ -46,10 +46,7 @@ __all__ = [
 
 _HOMES = {
     "esper.leyline.actions": ("HEAD_NAMES", "HEAD_SIZES", "LifecycleOp", "NUM_OPS"),
-    "esper.leyline.slots": (
-        "NUM_BLUEPRINTS",
-        "SlotConfig",
-    ),
+    "esper.leyline.slots": ("NUM_BLUEPRINTS", "SlotConfig"),
     "esper.leyline.controller": (
         "DEFAULT_FEATURE_DIM",
         "DEFAULT_GAMMA",

@@ -1,8 +1,7 @@
 """The factored action: eight heads, what their indices mean, and which heads an op uses.
 
-`HEAD_VALUES` is the one table of what an index stands for; whoever names, explains, draws or reads
-back an action looks it up there. Readers of a finished run need the table alone, so PyTorch is
-loaded by the functions that make tensors.
+`HEAD_VALUES` is the only table of what an index means. PyTorch is imported by the functions that
+make tensors, because commands that only read a run need the tables alone.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# ---- TensorRecord: many tensors with names, which are moved, chosen from and saved together
+# ---- TensorRecord: named tensors that are moved, indexed and saved together
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +35,28 @@ class TensorRecord:
     """Base of frozen dataclasses in which every field is a tensor."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return the same with every tensor changed."""
+        """Return a record with a function applied to every tensor."""
         return type(self)(**{name: change(value) for name, value in self.state_dict().items()})
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the same on another device."""
+        """Return the record on another device."""
         return self.map(lambda value: value.to(device))
 
     def select(self, rows: Tensor | Sequence[int]) -> Self:
-        """Return some rows, by number or bool [R], as a copy in that order."""
+        """Return a copy of some rows, by index or bool [R]."""
         import torch
 
         index = torch.as_tensor(rows)
         return self.map(lambda value: value[index])
 
     def put(self, where: Any, values: Self) -> None:
-        """Write the same record of some places into those places of every tensor."""
+        """Write the tensors of another record to an index of every tensor."""
         for name, value in values.state_dict().items():
             getattr(self, name)[where] = value
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Return the rows of several records, one after another."""
+        """Concatenate the rows of several records."""
         import torch
 
         names = parts[0].state_dict()
@@ -74,7 +73,7 @@ class TensorRecord:
 
 
 def apply_function(function: Any, *inputs: Any) -> Tensor:
-    """Return what a `torch.autograd.Function` makes of inputs; PyTorch's `apply` has no types."""
+    """Call a `torch.autograd.Function`; PyTorch's `apply` has no type annotations."""
     output: Tensor = function.apply(*inputs)
     return output
 
@@ -102,10 +101,10 @@ HEAD_NAMES: tuple[str, ...] = (
     "alpha_curve",
     "op",
 )
-"""Every head, in the order in which buffers and networks hold them."""
+"""Every head, in the order of buffers and networks."""
 
 HeadValue: TypeAlias = str | int | float
-"""What one choice of a head stands for: a name or a number."""
+"""The meaning of one choice of a head: a name or a number."""
 
 HEAD_VALUES: dict[str, tuple[HeadValue, ...]] = {
     "style": tuple(style.name for style in BlendStyle),
@@ -115,10 +114,10 @@ HEAD_VALUES: dict[str, tuple[HeadValue, ...]] = {
     "alpha_curve": tuple(curve.name for curve in AlphaCurve),
     "op": tuple(op.name for op in LifecycleOp),
 }
-"""What every index of a head stands for; slots and blueprints are each host's own."""
+"""The meaning of every index of a head; slots and blueprints depend on the host."""
 
 HEAD_UNITS: dict[str, str] = {"tempo": "epochs", "alpha_speed": "ticks"}
-"""The unit of a head whose values are counts."""
+"""Units of the heads that have one."""
 
 HEAD_SIZES: dict[str, int] = {
     "slot": SlotConfig.default().num_slots,
@@ -142,7 +141,7 @@ CAUSAL_HEADS: dict[LifecycleOp, tuple[str, ...]] = {
     LifecycleOp.FOSSILIZE: ("op", "slot"),
     LifecycleOp.ADVANCE: ("op", "slot"),
 }
-"""The heads whose choice has an effect when this op is taken."""
+"""The heads that each op uses."""
 
 PLACEHOLDERS: dict[str, int] = {
     "slot": 0,
@@ -154,7 +153,7 @@ PLACEHOLDERS: dict[str, int] = {
     "alpha_curve": AlphaCurve.LINEAR,
     "op": LifecycleOp.WAIT,
 }
-"""The value a head takes when its op does not use it (for the slot: the first one allowed)."""
+"""The value of a head that the op does not use (for the slot: the first legal one)."""
 
 Actions: TypeAlias = "Mapping[str, Tensor]"
 """One joint action per row: {head: int64[R]}."""
@@ -163,12 +162,12 @@ Actions: TypeAlias = "Mapping[str, Tensor]"
 def head_values(
     slot_names: Sequence[str], blueprint_names: Sequence[str]
 ) -> dict[str, tuple[HeadValue, ...]]:
-    """Return what every index of every head stands for on a host with these slots."""
+    """Return the meaning of every index of every head on a host with these slots."""
     return {"slot": tuple(slot_names), "blueprint": tuple(blueprint_names), **HEAD_VALUES}
 
 
 def choice_text(head: str, value: HeadValue) -> str:
-    """Return a choice as people read it: with its unit, where it has one."""
+    """Return a choice as text, with its unit if it has one."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{text} {HEAD_UNITS[head]}" if head in HEAD_UNITS else text
 
@@ -176,18 +175,18 @@ def choice_text(head: str, value: HeadValue) -> str:
 def describe_action(
     indices: Mapping[str, int], values: Mapping[str, Sequence[HeadValue]]
 ) -> dict[str, HeadValue | None]:
-    """Return what was chosen, head by head; None for the heads that the op does not use.
+    """Return the choice of every head, None for heads that the op does not use.
 
     Args:
         indices: one index per head.
-        values: what indices stand for, of `head_values`.
+        values: the result of `head_values`.
     """
     used = CAUSAL_HEADS[LifecycleOp(indices["op"])]
     return {head: values[head][indices[head]] if head in used else None for head in HEAD_NAMES}
 
 
 def causal_table() -> Tensor:
-    """Return bool [ops, heads]: whether this head matters when this op is taken."""
+    """Return bool [ops, heads]: whether an op uses a head."""
     import torch
 
     table = torch.zeros(NUM_OPS, len(HEAD_NAMES), dtype=torch.bool)
@@ -209,7 +208,7 @@ def placeholder_actions(rows: int, device: torch.device | str = "cpu") -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class Command(TensorRecord):
-    """One operation per row with its arguments as values instead of indices; tensors [R]."""
+    """One operation per row, with values instead of indices; tensors [R]."""
 
     op: Tensor
     """int64, a `LifecycleOp`."""
@@ -232,10 +231,10 @@ class Command(TensorRecord):
 
 
 def decode_actions(actions: Actions) -> Command:
-    """Turn head indices into values; a missing head and an index out of range raise.
+    """Turn head indices into values; raise for a missing head or an index out of range.
 
-    How many slots and blueprints there are is the host's business: those two are passed on as
-    they are, and an operation on one that does not exist is refused where it is carried out.
+    Slots and blueprints are not checked here, because their numbers depend on the host: the rules
+    refuse an operation on one that does not exist.
     """
     import torch
 
@@ -274,7 +273,7 @@ def _check_actions(actions: Actions) -> None:
     shape = actions["op"].shape
     for head in HEAD_NAMES:
         tensor = actions[head]
-        # A boolean or byte tensor would select rows instead of looking values up.
+        # A boolean or byte tensor would act as a mask instead of an index.
         if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.shape != shape:
             raise UsageError(
                 f"head {head!r} must be int64 with one index per row ([{shape.numel()}]), "
@@ -282,7 +281,7 @@ def _check_actions(actions: Actions) -> None:
             )
     if not shape.numel():
         return
-    # One copy to the host for all heads together.
+    # One copy to the CPU for all heads together.
     low, high = torch.stack([actions[head] for head in _FIXED_HEADS]).aminmax(dim=1)
     for head, least, most in zip(_FIXED_HEADS, *torch.stack((low, high)).tolist(), strict=True):
         if least < 0 or most >= HEAD_SIZES[head]:

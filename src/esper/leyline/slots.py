@@ -1,4 +1,4 @@
-"""Names and order of the slots of a host."""
+"""Slots and blueprints: ids, kinds, topologies, axes, and symmetries of activations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from esper.leyline.errors import SlotError, UsageError, instead
 
-# ---- The fixed ids of the built-in blueprints, what kind each is, and the activations of slots
+# ---- Topologies, and ids and kinds of the built-in blueprints
 
 
 Topology = Literal["cnn", "sequence", "vector"]
@@ -31,10 +31,10 @@ BlueprintKind = Literal[
     "mlp",
     "other",
 ]
-"""Roughly what a blueprint does; a stranger that does not say so is 'other'."""
+"""What a blueprint does, roughly; a registered one without a kind is 'other'."""
 
 Immediate = Literal["auto", "all", "none"]
-"""Which seeds are at full amplitude from the first step: `LifecycleConfig.immediate`."""
+"""Which seeds start at full amplitude: see `LifecycleConfig.immediate`."""
 
 BLUEPRINT_KINDS: tuple[BlueprintKind, ...] = get_args(BlueprintKind)
 
@@ -55,7 +55,7 @@ _BUILTIN: dict[str, BlueprintKind] = {
 }
 
 BUILTIN_BLUEPRINTS: tuple[str, ...] = tuple(_BUILTIN)
-"""Name of every built-in blueprint at the index that is its id; a registered one gets the next."""
+"""Name of every built-in blueprint at the index that is its id; registered ones get the next."""
 
 BUILTIN_KINDS: tuple[BlueprintKind, ...] = tuple(_BUILTIN.values())
 """The kind of every built-in blueprint at the index that is its id."""
@@ -63,24 +63,24 @@ BUILTIN_KINDS: tuple[BlueprintKind, ...] = tuple(_BUILTIN.values())
 NUM_BLUEPRINTS = len(BUILTIN_BLUEPRINTS)
 
 NOOP = BUILTIN_BLUEPRINTS.index("noop")
-"""The identity; never selectable, and the placeholder wherever no blueprint is chosen."""
+"""The identity: can never be chosen, and is the placeholder where no blueprint is chosen."""
 
 
 def kinds_of(names: Sequence[str]) -> tuple[BlueprintKind, ...]:
-    """Return the kinds of blueprints by name, as far as they are built in; 'other' elsewhere."""
+    """Return the kinds of built-in blueprints by name, 'other' for all others."""
     return tuple(_BUILTIN.get(name, "other") for name in names)
 
 
 def channel_axis(topology: Topology) -> int:
-    """Return the axis that holds the channels."""
+    """Return the axis of the channels."""
     return 1 if topology == "cnn" else -1
 
 
-# ---- The axes of an activation by name, and what they are to a seed
+# ---- The axes of an activation by name
 
 
 AxesName = Literal["BC", "BTC", "TBC", "BCL", "BCHW", "BHWC"]
-"""What the axes of an activation at a slot can be."""
+"""Orders of axes that an activation at a slot can have."""
 
 AXES_NAMES: tuple[AxesName, ...] = get_args(AxesName)
 
@@ -92,11 +92,11 @@ class Axes:
     name: AxesName
     topology: Topology
     order: tuple[int, ...]
-    """Where each axis of the usual form is found here."""
+    """Position here of each axis of the usual order."""
 
     @property
     def is_usual(self) -> bool:
-        """Whether blueprints see the activation as it is."""
+        """Whether this is the order that blueprints work with."""
         return self.order == tuple(range(len(self.order)))
 
     @property
@@ -111,11 +111,11 @@ class Axes:
 
     @cached_property
     def inverse(self) -> tuple[int, ...]:
-        """Where each axis here is found in the usual form."""
+        """Position of each axis in the usual order."""
         return tuple(self.order.index(axis) for axis in range(len(self.order)))
 
     def turn(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a shape in the usual form."""
+        """Return a shape in the usual order."""
         return tuple(shape[axis] for axis in self.order)
 
 
@@ -139,17 +139,17 @@ RANKS = tuple(sorted({len(name) for name in AXES_NAMES}))
 
 
 def parse_axes(name: object) -> Axes:
-    """Return the axes of this name, or refuse it with the names there are."""
+    """Return the axes of this name, or raise with the known names."""
     if isinstance(name, str) and name in AXES:
         return AXES[name]
     raise SlotError(f"axes cannot be {name!r}{instead(name, AXES_NAMES, 'they are one of')}")
 
 
-# ---- How a network treats the order of positions (tokens, patches, nodes) at a slot
+# ---- Symmetries of a network in the positions (tokens, patches, nodes) at a slot
 
 
 Symmetry = Literal["bidirectional", "causal", "equivariant", "pointwise"]
-"""Neither symmetry, one of the two, or both: a position then sees only itself."""
+"""Neither causal nor permutation-equivariant, one of the two, or both (pointwise)."""
 
 MEANINGS: dict[Symmetry, str] = {
     "bidirectional": "positions see earlier and later ones",
@@ -157,7 +157,7 @@ MEANINGS: dict[Symmetry, str] = {
     "equivariant": "the order of positions does not matter",
     "pointwise": "no position sees another",
 }
-"""Each in words, to follow "in this model"."""
+"""The meaning of each, for messages after "in this model"."""
 
 
 def symmetry_of(*, causal: bool, equivariant: bool) -> Symmetry:
@@ -187,7 +187,7 @@ class SlotConfig:
     slot_ids: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Refuse empty and repeated ids; any sequence of ids becomes a tuple."""
+        """Turn ids into a tuple; refuse an empty one and repeated ids."""
         if isinstance(self.slot_ids, str):
             raise UsageError(f"slot ids must be a tuple of names, got the text {self.slot_ids!r}")
         object.__setattr__(self, "slot_ids", tuple(self.slot_ids))

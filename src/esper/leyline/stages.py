@@ -1,4 +1,4 @@
-"""The stages a seed lives through, and the groups of stages the rules speak of."""
+"""The stages of a seed, and how it is blended into its host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class SeedStage(IntEnum):
-    """Where a seed is in its life. The value 5 is retired and must never appear."""
+    """The stage of a seed. The value 5 is retired and must never appear."""
 
     UNKNOWN = 0
     DORMANT = 1
@@ -24,7 +24,7 @@ class SeedStage(IntEnum):
 NUM_STAGES = len(SeedStage)
 
 STAGE_INDEX: dict[int, int] = {stage.value: index for index, stage in enumerate(SeedStage)}
-"""Position of every stage in the one-hot of the observation (values skip 5, positions do not)."""
+"""Position of every stage in the one-hot of the observation (values skip 5)."""
 
 TRANSITIONS: dict[SeedStage, frozenset[SeedStage]] = {
     SeedStage.UNKNOWN: frozenset({SeedStage.DORMANT}),
@@ -38,7 +38,7 @@ TRANSITIONS: dict[SeedStage, frozenset[SeedStage]] = {
     SeedStage.EMBARGOED: frozenset({SeedStage.RESETTING}),
     SeedStage.RESETTING: frozenset({SeedStage.DORMANT}),
 }
-"""Every legal change of stage."""
+"""Legal changes of stage."""
 
 EMPTY_STAGES = (SeedStage.UNKNOWN, SeedStage.DORMANT)
 """The slot has no record."""
@@ -49,7 +49,7 @@ LIVE_STAGES = (
     SeedStage.BLENDING,
     SeedStage.HOLDING,
 )
-"""The seed has a module and its fate is open; exactly these can be pruned."""
+"""The seed has a module and is not fossilized; exactly these can be pruned."""
 
 BLENDED_STAGES = (SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED)
 """The seed's output reaches the host's, scaled by alpha."""
@@ -58,14 +58,14 @@ MODULE_STAGES = (*LIVE_STAGES, SeedStage.FOSSILIZED)
 """The slot holds a module."""
 
 COOLDOWN_STAGES = (SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.RESETTING)
-"""The module is gone; the record stays to block the slot for a while."""
+"""The module is gone; the record blocks the slot for a while."""
 
 DEVELOPING_STAGES = (SeedStage.GERMINATED, SeedStage.TRAINING, *COOLDOWN_STAGES)
 """While any slot is in one of these, no new seed may start (sequential development)."""
 
 
 def parse_stage(value: int) -> SeedStage:
-    """Return the stage with this value; the retired 5 and strangers raise."""
+    """Return the stage with this value; raise ValueError for 5 and unknown values."""
     try:
         return SeedStage(value)
     except ValueError:
@@ -73,11 +73,11 @@ def parse_stage(value: int) -> SeedStage:
         raise ValueError(f"no stage has the value {value} (5 is retired); known: {known}") from None
 
 
-# ---- How a seed is mixed into its host: amplitude modes, ramps, algorithms and styles
+# ---- Blending: amplitude modes, ramps, algorithms and styles
 
 
 class AlphaMode(IntEnum):
-    """What the amplitude is doing."""
+    """Whether the amplitude alpha holds, rises or falls."""
 
     HOLD = 0
     UP = 1
@@ -85,7 +85,7 @@ class AlphaMode(IntEnum):
 
 
 class AlphaAlgorithm(IntEnum):
-    """How the seed's output meets the host's."""
+    """How the seed's output is combined with the host's."""
 
     ADD = 0
     MULTIPLY = 1
@@ -103,11 +103,11 @@ class AlphaCurve(IntEnum):
 
 
 STEEPNESS: tuple[float, ...] = (0.0, 0.0, 6.0, 12.0, 24.0)
-"""Steepness k of each curve, 0 where the curve is no sigmoid."""
+"""Steepness k of each curve, 0 if it is no sigmoid."""
 
 
 class BlendStyle(IntEnum):
-    """The choice a controller makes: an algorithm together with the first ramp's curve."""
+    """The choice of a controller: an algorithm together with the curve of the first ramp."""
 
     LINEAR_ADD = 0
     LINEAR_MULTIPLY = 1
@@ -117,7 +117,7 @@ class BlendStyle(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StyleSpec:
-    """What a style stands for."""
+    """The meaning of a style."""
 
     algorithm: AlphaAlgorithm
     curve: AlphaCurve
@@ -135,7 +135,7 @@ STYLE_OF_ALGORITHM: dict[int, BlendStyle] = {
     AlphaAlgorithm.MULTIPLY: BlendStyle.LINEAR_MULTIPLY,
     AlphaAlgorithm.GATE: BlendStyle.GATED_GATE,
 }
-"""The style that goes on mixing a seed in as it is mixed in now."""
+"""The style that keeps the algorithm of a seed."""
 
 TEMPO_EPOCHS: tuple[int, ...] = (3, 5, 8)
 """Epochs of the first blend: fast, standard, slow."""
