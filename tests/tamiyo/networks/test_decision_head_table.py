@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES, NUM_OPS, LifecycleOp
 from esper.leyline.errors import UsageError
-from esper.leyline.rules import Masks
 from esper.leyline.slots import NOOP, NUM_BLUEPRINTS
 from esper.tamiyo.controllers.registry import head_mask
 from esper.tamiyo.networks.decision import NUM_HEADS, HeadTable
@@ -134,11 +131,11 @@ def test_masks_by_head_spread_to_every_condition(table: HeadTable) -> None:
 
 def test_mistakes_are_named(table: HeadTable) -> None:
     masks = random_masks(4)
-    with pytest.raises(UsageError, match=r"mask of 'style' must be \[5, 4\]"):
+    with pytest.raises(UsageError, match=r"must be \[5, 6, 3\]"):
         table.row_masks(masks, (5,))
     with pytest.raises(UsageError, match="'slot_by_op' must be"):
         table.row_masks(random_masks(4, 5), (4,))
-    mapping: dict[str, Any] = {name: getattr(masks, name) for name in Masks.__dataclass_fields__}
+    mapping = {head: torch.ones(4, size, dtype=torch.bool) for head, size in HEAD_SIZES.items()}
     with pytest.raises(UsageError, match=r"mask of 'tempo' must be \[4, 3\], got \[4, 2\]"):
         table.row_masks({**mapping, "tempo": mapping["tempo"][:, :2]}, (4,))
     del mapping["style"]

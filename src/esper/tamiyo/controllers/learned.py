@@ -89,29 +89,18 @@ class Explanation(Plain):
 
 
 @torch.no_grad()
-def explain_step(
-    network: Network,
-    step: PolicyStep,
-    *,
-    raw: Tensor,
-    observation: Tensor,
-    blueprints: Tensor,
-    hidden: Hidden,
-    slot_names: Sequence[str],
-    blueprint_names: Sequence[str],
+def _explain(
+    network: Network, decision: _Decision, slot_names: Sequence[str], blueprint_names: Sequence[str]
 ) -> Explanation:
     """Explain the decision of one row.
 
     Args:
         network: the policy that decided.
-        step: its decision, without the row axis.
-        raw: the observation before standardisation, [features].
-        observation: the standardised observation, [features].
-        blueprints: int64 [S].
-        hidden: the LSTM state before the step, [layers, 1, width].
+        decision: the decision without its row axis.
         slot_names: names of the host's slots.
         blueprint_names: names in the order of the network's ids.
     """
+    step, blueprints = decision.step, decision.blueprints
     names = {
         head: [choice_text(head, value) for value in values]
         for head, values in head_values(slot_names, blueprint_names).items()
@@ -126,11 +115,11 @@ def explain_step(
     values = dict(zip(names["op"], step.op_values.tolist(), strict=True)) if sees_op else {}
     legal = step.masks[OP, : network.table.sizes["op"]]
     measured_on: Literal["op", "value"] = "op" if int(legal.sum()) > 1 else "value"
-    influence = _occlude(network, step, observation, blueprints, hidden, legal, measured_on)
+    influence = _occlude(network, decision, legal, measured_on)
     labels = network.config.observation.labels(slot_names, blueprint_names)
     slots = padded_slots(slot_names, len(blueprints))
     labels = [*labels, *(f"{slot}.blueprint" for slot in slots)]
-    shown = [*raw.tolist(), *blueprints.tolist()]
+    shown = [*decision.raw.tolist(), *blueprints.tolist()]
     strongest = influence.abs().topk(CONTRIBUTORS).indices.tolist()
     return Explanation(
         op=op.name,
@@ -149,27 +138,21 @@ def explain_step(
 
 
 def _occlude(
-    network: Network,
-    step: PolicyStep,
-    observation: Tensor,
-    blueprints: Tensor,
-    hidden: Hidden,
-    legal: Tensor,
-    measured_on: Literal["op", "value"],
+    network: Network, decision: _Decision, legal: Tensor, measured_on: Literal["op", "value"]
 ) -> Tensor:
     """Return the influence of every feature and of every slot's blueprint, by occlusion."""
-    features, slots = len(observation), len(blueprints)
+    features, slots = len(decision.observation), len(decision.blueprints)
     cases = features + slots + 1
-    states = observation.repeat(cases, 1)
+    states = decision.observation.repeat(cases, 1)
     states[:features].fill_diagonal_(0.0)
-    indices = blueprints.repeat(cases, 1)
+    indices = decision.blueprints.repeat(cases, 1)
     indices[features : features + slots].fill_diagonal_(-1)
-    before = (hidden[0].expand(-1, cases, -1), hidden[1].expand(-1, cases, -1))
+    state, cell = decision.hidden
+    before = (state.expand(-1, cases, -1), cell.expand(-1, cases, -1))
     logits, judged, _ = network.respond(states, indices, before)
-    ops = network.table.op_logits(logits)
-    log_probs = masked_log_softmax(ops, legal)
+    log_probs = masked_log_softmax(network.table.op_logits(logits), legal)
     if measured_on == "op":
-        score = log_probs[:, int(step.op)]
+        score = log_probs[:, int(decision.step.op)]
     else:
         score = (probabilities(log_probs) * network.op_values(judged)).sum(-1)
     return score[-1] - score[:-1]
@@ -364,16 +347,17 @@ class LearnedController:
             raise UsageError("there is no decision to explain yet; call act() first")
         if not 0 <= row < len(last.raw):
             raise UsageError(f"row must be 0 to {len(last.raw) - 1}, got {row}")
-        return explain_step(
-            self.policy.network,
-            last.step.row(row),
+        state, cell = last.hidden
+        one = replace(
+            last,
             raw=last.raw[row],
             observation=last.observation[row],
             blueprints=last.blueprints[row],
-            hidden=(last.hidden[0][:, row : row + 1], last.hidden[1][:, row : row + 1]),
-            slot_names=self._context.slot_names,
-            blueprint_names=self.policy.blueprint_names,
+            hidden=(state[:, row : row + 1], cell[:, row : row + 1]),
+            step=last.step.row(row),
         )
+        names = self._context.slot_names
+        return _explain(self.policy.network, one, names, self.policy.blueprint_names)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step, and the LSTM state and urges of every row."""

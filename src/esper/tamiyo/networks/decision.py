@@ -129,13 +129,21 @@ class HeadTable(nn.Module):
             if masks.shape[-2:] == (NUM_HEADS, self.width):
                 return _checked(self._spread(masks), shape, self.num_rows, self.width)
             return _checked(masks, shape, self.num_rows, self.width)
-        parts = self._parts(masks, shape)
-        slots, blueprints = parts["slot_by_op"], parts["blueprint_by_slot"]
+        by_op, by_slot = (NUM_OPS, self.num_slots), (self.num_slots, self.num_blueprints)
+        if isinstance(masks, Masks):
+            single: Mapping[str, Tensor] = {head: getattr(masks, head) for head in _SINGLE}
+            slots = self._fit(masks.slot_by_op, "slot_by_op", by_op, shape)
+            blueprints = self._fit(masks.blueprint_by_slot, "blueprint_by_slot", by_slot, shape)
+        else:
+            single = masks
+            slots = self._head_part(masks, "slot", shape).unsqueeze(-2).expand(*shape, *by_op)
+            blueprints = self._head_part(masks, "blueprint", shape).unsqueeze(-2)
+            blueprints = blueprints.expand(*shape, *by_slot)
         anywhere = (blueprints & slots[..., LifecycleOp.WAIT, :, None]).any(-2)
         # If nothing fits anywhere, the unused blueprint head allows only its placeholder.
         nothing = ~anywhere.any(-1, keepdim=True)
         cells = [slots.flatten(-2), blueprints.flatten(-2), nothing, anywhere[..., NOOP + 1 :]]
-        cells += [parts[head] for head in _SINGLE]
+        cells += [self._head_part(single, head, shape) for head in _SINGLE]
         return self._fold(self._end(cells), self.row_mask_cells)
 
     def head_masks(self, masks: MaskSource | None, actions: Tensor) -> Tensor:
@@ -147,7 +155,7 @@ class HeadTable(nn.Module):
         shape = actions.shape[:-1]
         if isinstance(masks, Tensor) and masks.shape[-2] == NUM_HEADS:
             return _checked(masks, shape, NUM_HEADS, self.width)
-        if isinstance(masks, Mapping) and "slot_by_op" not in masks:
+        if isinstance(masks, Mapping):
             parts = [self._head_part(masks, head, shape) for head in HEAD_NAMES]
             return self._fold(self._end(parts), self.head_mask_cells)
         rows = self.rows_of(actions[..., OP], actions[..., SLOT])
@@ -226,30 +234,6 @@ class HeadTable(nn.Module):
     def _spread(self, masks: Tensor) -> Tensor:
         """Return [..., R, K] from [..., 8, K]: every condition gets the mask of its head."""
         return masks.index_select(-2, self.row_heads)
-
-    def _parts(
-        self, masks: Masks | Mapping[str, Tensor], shape: Sequence[int]
-    ) -> dict[str, Tensor]:
-        """Return the masks by head and condition, padded to this policy's slots and blueprints."""
-        if isinstance(masks, Masks):
-            given = {head: getattr(masks, head) for head in _SINGLE}
-            given["slot_by_op"] = masks.slot_by_op
-            given["blueprint_by_slot"] = masks.blueprint_by_slot
-        else:
-            given = dict(masks)
-        parts = {head: self._head_part(given, head, shape) for head in _SINGLE}
-        if "slot_by_op" in given:
-            slots = self._fit(given["slot_by_op"], "slot_by_op", (NUM_OPS, self.num_slots), shape)
-        else:
-            slots = self._head_part(given, "slot", shape).unsqueeze(-2)
-            slots = slots.expand(*shape, NUM_OPS, self.num_slots)
-        wanted = (self.num_slots, self.num_blueprints)
-        if "blueprint_by_slot" in given:
-            blueprints = self._fit(given["blueprint_by_slot"], "blueprint_by_slot", wanted, shape)
-        else:
-            blueprints = self._head_part(given, "blueprint", shape).unsqueeze(-2)
-            blueprints = blueprints.expand(*shape, *wanted)
-        return {**parts, "slot_by_op": slots, "blueprint_by_slot": blueprints}
 
     def _head_part(self, masks: Mapping[str, Tensor], head: str, shape: Sequence[int]) -> Tensor:
         if head not in masks:
