@@ -293,11 +293,9 @@ def test_the_ways_to_give_masks_and_actions_agree() -> None:
     uniforms = torch.rand(50, 8)
     step = net.get_action(states, masks, blueprints, uniforms=uniforms)
     rectangle = net.table.row_masks(masks, (50,))
-    mapping = {name: getattr(masks, name) for name in Masks.__dataclass_fields__}
-    for form in (rectangle, mapping):
-        again = net.get_action(states, form, blueprints, uniforms=uniforms)
-        assert torch.equal(again.actions, step.actions)
-        assert torch.equal(again.log_probs, step.log_probs)
+    again = net.get_action(states, rectangle, blueprints, uniforms=uniforms)
+    assert torch.equal(again.actions, step.actions)
+    assert torch.equal(again.log_probs, step.log_probs)
 
     def of_time(tensor: Tensor) -> Tensor:
         return tensor.unsqueeze(1)
@@ -307,12 +305,7 @@ def test_the_ways_to_give_masks_and_actions_agree() -> None:
         for index, head in enumerate(HEAD_NAMES)
     }
     actions = {head: of_time(values) for head, values in step.items()}
-    forms: list[Any] = [
-        of_time(step.masks),
-        by_head,
-        of_time(rectangle),
-        {name: of_time(values) for name, values in mapping.items()},
-    ]
+    forms: list[Any] = [of_time(step.masks), by_head, of_time(rectangle), masks.map(of_time)]
     for form in forms:
         scores = net.evaluate_actions(of_time(states), of_time(blueprints), actions, form)
         for index, head in enumerate(HEAD_NAMES):
