@@ -18,7 +18,6 @@ from esper.leyline.actions import (
     causal_table,
 )
 from esper.leyline.errors import ConfigError, EmptyMaskError, NonFiniteError, UsageError
-from esper.leyline.rules import Masks
 from esper.leyline.slots import NOOP, NUM_BLUEPRINTS
 from esper.simic.training.config import get_recipe
 from esper.tamiyo.networks.decision import Evaluation
@@ -420,12 +419,7 @@ def test_a_single_state_has_no_row_axis() -> None:
     masks = random_masks(1)
     uniforms = torch.rand(1, 8)
     batch = net.get_action(states, masks, blueprints, uniforms=uniforms)
-    forms: list[Any] = [
-        masks,
-        {name: getattr(masks, name)[0] for name in Masks.__dataclass_fields__},
-        net.table.row_masks(masks, (1,))[0],
-    ]
-    for form in forms:
+    for form in (masks, net.table.row_masks(masks, (1,))[0]):
         one = net.get_action(states[0], form, blueprint_indices=blueprints[0], uniforms=uniforms[0])
         assert one.op.shape == ()
         assert torch.equal(one.actions, batch.actions[0])
@@ -466,7 +460,7 @@ def test_the_baseline_is_the_mean_over_what_is_sampled_from() -> None:
         probs = probabilities(step.choice_log_probs[:, -1, :NUM_OPS])
         torch.testing.assert_close(step.value, (probs * step.op_values).sum(-1))
         assert (probs[~masks.op] == 0).all()
-        form = {name: getattr(masks, name)[:, None] for name in Masks.__dataclass_fields__}
+        form = masks.map(lambda mask: mask[:, None])
         out = net(states[:, None], blueprints[:, None], masks=form, explore=explore)
         torch.testing.assert_close(out["value"][:, 0], step.value)
     assert not torch.allclose(
