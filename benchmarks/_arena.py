@@ -20,7 +20,7 @@ from esper.kasmina.training import OptimizerName, Schedule, SeedRate
 from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.family import FamilySplit, get_family
 from esper.lab.tasks.member import SCHEDULE, Member
-from esper.lab.tasks.task import DataShelf, Task
+from esper.lab.tasks.task import DataCache, Task
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def add_member_options(parser: argparse.ArgumentParser) -> None:
 
 def load(task: Task, folder: Path | None, test_limit: int | None) -> TaskData:
     """Return the data of a task, which other tasks may share in part."""
-    data = _shelf(folder).load(task)
+    data = _data_cache(folder).load(task)
     if test_limit is None:
         return data
     splits = data.splits
@@ -127,8 +127,8 @@ def load(task: Task, folder: Path | None, test_limit: int | None) -> TaskData:
 
 
 @lru_cache(maxsize=1)
-def _shelf(folder: Path | None) -> DataShelf:
-    return DataShelf(folder, "cpu")
+def _data_cache(folder: Path | None) -> DataCache:
+    return DataCache(folder, "cpu")
 
 
 def pick_jobs(asked: int, device: str) -> int:

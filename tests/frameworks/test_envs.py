@@ -67,7 +67,7 @@ def test_masks_are_flat_and_also_in_the_info() -> None:
 def test_unknown_settings_and_drawing_are_refused_in_one_line() -> None:
     with pytest.raises(UsageError, match="rounds_per_day"):
         GrowVectorEnv(2, "smoke", {"rounds_per_day": 3})
-    with pytest.raises(UsageError, match="not drawn"):
+    with pytest.raises(UsageError, match="render_mode"):
         GrowEnv("smoke", render_mode="human")
     with pytest.raises(UsageError, match=r"call reset\(\) first"):
         GrowVectorEnv(2, "smoke").action_masks()
@@ -91,7 +91,7 @@ def test_rows_end_together_and_begin_again_in_the_same_step() -> None:
     assert not np.array_equal(seen, first), "another round has other seeds"
     again, _ = envs.reset(seed=5)
     assert np.array_equal(again, first), "a seed is the same episodes"
-    with pytest.raises(UsageError, match="begin together"):
+    with pytest.raises(UsageError, match="start together"):
         envs.reset(options={"reset_mask": np.array([True, False])})
     envs.close()
 

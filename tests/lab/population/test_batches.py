@@ -17,7 +17,7 @@ from esper.lab.population.batches import (
     order_images,
     stack_normalisation,
 )
-from esper.lab.tasks import DataShelf, get_task
+from esper.lab.tasks import DataCache, get_task
 from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.request import TrainingBatches
 from esper.lab.tasks.task import Task
@@ -83,7 +83,7 @@ def test_a_row_does_not_depend_on_the_others(task: Task) -> None:
 
 
 def test_rows_of_one_source_have_their_own_part_of_it_and_their_own_labels() -> None:
-    shelf = DataShelf()
+    shelf = DataCache()
     data = [
         shelf.load(TinyImages(TinyImages.defaults.replace(**changes)))
         for changes in ({}, {"train_size": 15}, {"label_noise": 0.5}, {"augment": "none"})

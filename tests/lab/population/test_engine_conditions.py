@@ -13,7 +13,7 @@ import torch
 from esper.kasmina.hosts import CnnConfig
 from esper.lab.population.engine import Condition, Roster, StackKey, Strategy, divide
 from esper.lab.population.population import Population
-from esper.lab.tasks import DataShelf
+from esper.lab.tasks import DataCache
 from esper.lab.tasks.data import Source
 from esper.lab.tasks.task import DataPath, Task
 from esper.leyline.stages import SeedStage
@@ -289,7 +289,7 @@ def test_rows_are_divided_into_equal_parts() -> None:
 
 
 def test_some_rows_of_a_roster() -> None:
-    shelf = DataShelf()
+    shelf = DataCache()
     conditions = [Condition(task, shelf.load(task)) for task in (tiny(), tiny(TinyText), tiny())]
     roster = Roster.of(conditions, [0, 0, 1, 2])
     assert list(roster.architectures.values()) == [[0, 1, 3], [2]]

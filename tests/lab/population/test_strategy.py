@@ -21,7 +21,7 @@ from esper.lab.population.strategy import (
     stacking_problem,
 )
 from esper.lab.population.worker_pool import usable_cores
-from esper.lab.tasks import DataShelf
+from esper.lab.tasks import DataCache
 from esper.leyline.errors import EsperWarning, UsageError
 from tests.lab.population.plugins import Deciding, Dropping, Odd, odd_task, plugged_in
 from tests.lab.population.tiny_tasks import (
@@ -191,7 +191,7 @@ def test_rows_are_shared_out_evenly_or_as_asked_for() -> None:
 
 
 def test_data_that_was_given_stays_shared_where_it_goes() -> None:
-    tasks, shelf = [TinyImages(), TinyValues(), TinyImages()], DataShelf()
+    tasks, shelf = [TinyImages(), TinyValues(), TinyImages()], DataCache()
     given = [shelf.load(task) for task in tasks]
     assert all(map(operator.is_, place_data(tasks, given, CPU), given))
     moved = place_data(tasks, given, torch.device("meta"))

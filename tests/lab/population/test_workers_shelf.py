@@ -11,7 +11,7 @@ import torch
 from esper.lab.population.engine import Condition, StrategyError
 from esper.lab.population.worker_pool import _Worker, pack_condition, unpack_condition
 from esper.lab.population.workers import WorkerShelf
-from esper.lab.tasks import DataShelf
+from esper.lab.tasks import DataCache
 from tests.lab.population.tiny_tasks import TinyImages, TinyText
 
 
@@ -39,7 +39,7 @@ class OnePool:
 
 
 def conditions(*changes: dict[str, Any]) -> list[Condition]:
-    shelf = DataShelf()
+    shelf = DataCache()
     tasks = [TinyImages(TinyImages.defaults.replace(**each)) for each in changes]
     return [Condition(task, shelf.load(task)) for task in tasks]
 

@@ -41,7 +41,7 @@ def test_example_inputs_run_through_the_host() -> None:
         assert task.build_host(0)(task.example_input()).shape == shape
 
 
-def test_outline_facts_match_a_real_host() -> None:
+def test_slots_and_sizes_match_a_real_host() -> None:
     task = get_task("digits")
     host = task.build_host(0)
     assert task.host_parameters == sum(p.numel() for p in host.parameters()) == 1030
@@ -70,7 +70,7 @@ def test_a_host_whose_operations_cannot_be_counted_has_no_limit_on_them(
     assert task.flop_limit == 2 * task.host_flops
     odd = get_task("digits_mlp", flop_limit=2.0, param_limit=2.0)
     monkeypatch.setattr("esper.lab.tasks.task._COUNTED", {})
-    monkeypatch.setattr("esper.lab.tasks.task._OUTLINES", {})
+    monkeypatch.setattr("esper.lab.tasks.task._META_HOSTS", {})
     monkeypatch.setattr("esper.lab.tasks.task.build_host", lambda name, config: Exponential(config))
     with pytest.warns(EsperWarning, match=r"matrix_exp in the host of task 'digits_mlp' cannot"):
         assert odd.flop_limit == -1

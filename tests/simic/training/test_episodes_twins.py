@@ -72,33 +72,37 @@ def test_twins_of_rounds_that_are_over_are_forgotten() -> None:
         twins.scores(row_source.plan(0, 0))
 
 
-def test_twins_ahead_are_trained_epoch_by_epoch_and_are_the_same() -> None:
+def test_twins_beside_the_rows_are_trained_epoch_by_epoch_and_are_the_same() -> None:
     twins, row_source = make_twins()
     plans = [row_source.plan(number, 0) for number in range(2)]
     list(twins.prepare(plans[:1]))
-    twins.begin_ahead(plans[1:])
-    for _ in range(3):
-        twins.advance()
+    rows = row_source.environment(0, 0)
+    twins.train_beside(rows, plans[1:])
+    rows.reset()
+    for _ in range(2):
+        rows.step(placeholder_actions(4))
     assert len(twins.state_dict()["curves"]) == 2, "nothing is known of them before their end"
     assert list(twins.prepare(plans[1:])) == [(4, 4)]
     alone, other_world = make_twins()
     list(alone.prepare([other_world.plan(1, 0)]))
     assert torch.equal(twins.scores(plans[1]), alone.scores(plans[1]))
-    twins.begin_ahead(plans[1:])
-    twins.advance()
+    twins.train_beside(rows, plans[1:])
+    rows.reset()
     assert list(twins.prepare(plans[1:])) == [], "what is known is not trained again"
+    row_source.close()
 
 
-def test_twins_ahead_that_are_given_up_leave_nothing() -> None:
+def test_twins_beside_the_rows_that_are_dropped_leave_nothing() -> None:
     twins, row_source = make_twins()
-    plan = row_source.plan(0, 0)
-    twins.begin_ahead([plan])
-    twins.advance()
-    twins.stop_ahead()
-    twins.advance()
+    plan, rows = row_source.plan(0, 0), row_source.environment(0, 0)
+    twins.train_beside(rows, [plan])
+    rows.reset()
+    twins.close()
+    rows.step(placeholder_actions(4))
     assert len(list(twins.prepare([plan]))) == 4
-    twins.begin_ahead([])
-    twins.advance()
+    twins.train_beside(rows, [])
+    rows.reset()
+    row_source.close()
 
 
 def test_a_pool_of_seeds_is_trained_once() -> None:
@@ -154,9 +158,7 @@ def test_on_a_device_twins_beside_rows_that_act_are_those_trained_alone() -> Non
         plan = row_source.plan(0, 0)
         if is_beside:
             rows, controller = row_source.environment(0, 0), RandomController(3)
-            assert isinstance(rows, Population)
-            twins.begin_ahead([plan])
-            rows.meanwhile = twins.advance
+            twins.train_beside(rows, [plan])
             signals = rows.reset()
             controller.reset(8, "cuda")
             for _ in range(3):

@@ -138,7 +138,7 @@ def test_a_round_fills_the_buffer_with_whole_episodes() -> None:
 
 def test_the_buffer_holds_what_was_seen_before_the_decision() -> None:
     played = Played().start()
-    before = played.rollout.signals
+    before = played.rollout.episodes.signals
     played.rollout.step()
     played.finish()
     batch, taken = played.buffer.batch(), played.environment.taken
@@ -219,7 +219,7 @@ def test_a_bootstrapped_horizon_is_valued_with_the_carried_memory(critic: Any) -
         assert played.buffer.bootstrap.abs().min() > 0
         return
     # The rollout's memory is the one after the last decision, and so is what it sees.
-    _, state, blueprints = played.rollout._observe(played.rollout.signals)
+    _, state, blueprints = played.rollout._observe(played.rollout.episodes.signals)
     step = played.policy.network.get_action(
         state,
         played.environment.masks(),
@@ -254,10 +254,10 @@ def test_every_cut_row_is_valued_after_its_own_last_step() -> None:
         horizon="bootstrap",
     )
     played.start()
-    seen = [(played.rollout.signals, environment.masks())]
+    seen = [(played.rollout.episodes.signals, environment.masks())]
     while not played.rollout.is_done:
         played.rollout.step()
-        seen.append((played.rollout.signals, environment.masks()))
+        seen.append((played.rollout.episodes.signals, environment.masks()))
     batch, network = played.buffer.batch(), played.policy.network
     lengths = [5, 2, 3, 5]
     assert batch.valid.sum(1).tolist() == lengths
@@ -336,7 +336,7 @@ def test_a_round_goes_on_from_any_step(stop: int) -> None:
     ("change", "words"),
     [
         (lambda p: setattr(p.environment, "num_slots", 4), "set policy.num_slots to 4 or more"),
-        (lambda p: setattr(p.reward, "needs_twin", True), "give its scores"),
+        (lambda p: setattr(p.reward, "needs_twin", True), "pass the twins' scores"),
         (lambda p: setattr(p.environment, "rows", 3), "for 4 rows, the environment has 3"),
     ],
 )

@@ -182,9 +182,9 @@ def test_reports_say_where_the_run_stands() -> None:
     patience = trainer.config.ppo.exploration.patience
     tally = Tally(patience, trainer.policy.blueprint_names)
     for report in trainer.run():
-        standing = tally.add(report.outcome)
-        assert report.score_rolling == standing.score_rolling
-        assert report.merit_rolling == standing.merit_rolling
+        tally.add(report.outcome)
+        assert report.score_rolling == tally.score_rolling
+        assert report.merit_rolling == tally.merit_rolling
         assert report.is_best
         assert (report.env_steps, report.paid_off) == (tally.env_steps, tally.paid_off)
     assert trainer.tally.state_dict() == tally.state_dict()

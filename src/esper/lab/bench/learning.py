@@ -21,7 +21,7 @@ from esper.kasmina.hosts import CnnConfig
 from esper.lab.bench import Comparison, compare, now, take_turns
 from esper.lab.population.engine import PopulationConfig, Strategy
 from esper.lab.population.population import Population
-from esper.lab.tasks import DataShelf, Task, get_task
+from esper.lab.tasks import DataCache, Task, get_task
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
@@ -300,7 +300,7 @@ def measure_family(
     """
     here = choose_device(device)
     rows = rows or (16 if here.type == "cpu" else 256)
-    shelf = DataShelf(device=here)
+    cache = DataCache(device=here)
     casts: dict[str, Sequence[tuple[int, ...]]] = {
         "family": CHANNELS,
         **{"-".join(map(str, channels)): [channels] for channels in CHANNELS},
@@ -313,7 +313,7 @@ def measure_family(
             signals, controllers = {}, {}
             for name, cast in casts.items():
                 tasks = make_tasks(task, cast, len(CHANNELS), number, samples)
-                data = [shelf.load(task) for task in tasks]
+                data = [cache.load(task) for task in tasks]
                 if name not in populations:
                     populations[name] = Population(
                         tasks,

@@ -1,4 +1,4 @@
-"""The growing of networks as Gymnasium environments, for learners that are not ours.
+"""Gymnasium environments in which an agent grows networks, for learners other than Esper's.
 
     import gymnasium, esper.lab.envs
 
@@ -6,8 +6,8 @@
     envs = gymnasium.make_vec("Esper/Grow-v1", num_envs=64, recipe="digits")
 
 Importing this package registers them; `gymnasium.make("esper.lab.envs:Esper/Grow-v1")` imports it
-by itself. It needs the extra: `pip install 'esper-grow[envs]'`. docs/how-to/environments.md says
-what is observed, which actions are legal and when episodes end.
+by itself. It needs the extra: `pip install 'esper-grow[envs]'`. docs/how-to/environments.md
+describes observations, legal actions and the end of episodes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ with needing("esper.lab.envs", "envs"):
 
 
 ENV_ID = "Esper/Grow-v1"
-"""The id under which both are registered; the number changes when what is observed, done or paid
-does."""
+"""The id of both environments; its number changes when observations, actions or rewards do."""
 
 if ENV_ID not in gymnasium.registry:
     gymnasium.register(

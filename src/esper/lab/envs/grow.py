@@ -1,4 +1,4 @@
-"""`GrowEnv`: one evolving network as an environment."""
+"""Gymnasium environments: `GrowEnv` grows one network, `GrowVectorEnv` a population of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from esper.leyline.slots import NOOP
 
 
 class GrowEnv(gymnasium.Env):
-    """A network that grows on a task of a recipe, paid as the recipe says.
+    """One growing network, with the task and the reward of a recipe.
 
     Args:
         recipe: name of a recipe of `esper train`, or a whole configuration.
@@ -38,9 +38,9 @@ class GrowEnv(gymnasium.Env):
         settings: Mapping[str, Any] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """Look the task up; data is read and the network is built by `reset`."""
+        """Look up the task; `reset` reads the data and builds the network."""
         if render_mode is not None:
-            raise UsageError("this environment is not drawn; leave render_mode out")
+            raise UsageError(f"render_mode {render_mode!r} is not supported; leave it out")
         self.rows = GrowRows(1, recipe, settings)
         self.observation_space = self.rows.spaces.observation
         self.action_space = self.rows.spaces.action
@@ -52,9 +52,9 @@ class GrowEnv(gymnasium.Env):
         """Start a new episode.
 
         Args:
-            seed: seed of all episodes from now on, of which this is the first; by default they go
-                on, at first with the recipe's seed.
-            options: none are known.
+            seed: start a new sequence of episodes with this seed; by default the next episode
+                of the current sequence, at first that of the recipe's seed.
+            options: ignored.
         """
         super().reset(seed=seed)
         if seed is not None:
@@ -65,23 +65,22 @@ class GrowEnv(gymnasium.Env):
     def step(
         self, action: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Carry out an action and live through the epoch that follows."""
+        """Carry out an action and train one epoch."""
         rewards = self.rows.step(np.asarray(action)[None])
         ends, cuts = self.rows.ends()
         seen = self.rows.observe()[0]
         return seen, float(rewards[0]), bool(ends[0]), bool(cuts[0]), self._info()
 
     def action_masks(self) -> Bools:
-        """Return bool [choices of all heads]: what every head may take now."""
-        flat: Bools = self.rows.spaces.mask(self.rows.masks)[0].astype(np.bool_)
-        return flat
+        """Return bool [choices of all heads]: the choices of every head that are legal now."""
+        return self.rows.action_mask()[0]
 
     def masks(self) -> Masks:
-        """Return what is legal now in the only row."""
+        """Return the masks of the only row."""
         return self.rows.masks
 
     def close(self) -> None:
-        """Free the memory of the network."""
+        """Free the network."""
         self.rows.close()
 
     def _info(self) -> dict[str, Any]:
@@ -98,7 +97,7 @@ Step = tuple[NDArray[np.float32], NDArray[np.float64], Bools, Bools, dict[str, A
 
 
 class GrowVectorEnv(VectorEnv):
-    """Rows of evolving networks on the tasks of a recipe, paid as the recipe says.
+    """Rows of growing networks, with the tasks and the reward of a recipe.
 
     Args:
         num_envs: number of rows; the recipe's by default.
@@ -117,7 +116,7 @@ class GrowVectorEnv(VectorEnv):
         recipe: Recipe = "digits",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Look the tasks up; data is read and rows are built by `reset`."""
+        """Look up the tasks; `reset` reads the data and builds the rows."""
         self.rows = GrowRows(num_envs, recipe, settings)
         self.num_envs = self.rows.config.rows
         self.single_observation_space = self.rows.spaces.observation
@@ -131,9 +130,8 @@ class GrowVectorEnv(VectorEnv):
         """Start a new episode in every row.
 
         Args:
-            seed: seed of all episodes from now on, of which this is the first; by default they go
-                on, at first with the recipe's seed. Of several seeds the first counts.
-            options: `reset_mask`, which must be true for every row: rows begin together.
+            seed: as in `GrowEnv.reset`; of several seeds only the first is used.
+            options: `reset_mask`, which must be true for every row: rows start together.
         """
         if seed is not None:
             first = seed if isinstance(seed, int) else seed[0]
@@ -141,12 +139,12 @@ class GrowVectorEnv(VectorEnv):
             self.rows.reseed(first)
         mask = (options or {}).get("reset_mask")
         if mask is not None and not np.all(mask):
-            raise UsageError("all rows begin together; reset them when every one has ended")
+            raise UsageError("all rows start together; reset them when every episode has ended")
         self.rows.begin()
         return self.rows.observe(), self._infos()
 
     def step(self, actions: NDArray[np.int64]) -> Step:
-        """Carry out one action per row and live through the epoch that follows."""
+        """Carry out one action per row and train one epoch."""
         rewards = self.rows.step(actions)
         observation, infos = self.rows.observe(), self._infos()
         if bool(self.rows.active.any()):
@@ -164,15 +162,15 @@ class GrowVectorEnv(VectorEnv):
         return self.rows.observe(), rewards, ends, cuts, self._infos() | last
 
     def action_masks(self) -> Bools:
-        """Return bool [R, choices of all heads]: what every head may take now."""
-        return self.rows.spaces.mask(self.rows.masks).astype(np.bool_)
+        """Return bool [R, choices of all heads]: the choices of every head that are legal now."""
+        return self.rows.action_mask()
 
     def masks(self) -> Masks:
-        """Return what is legal now, with the slots of every op and the blueprints of every slot."""
+        """Return the full masks: slots by op, and blueprints by slot."""
         return self.rows.masks
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Free processes and memory of the rows."""
+        """Free the processes and the memory of the rows."""
         self.rows.close()
 
     def _infos(self) -> dict[str, Any]:
@@ -181,7 +179,7 @@ class GrowVectorEnv(VectorEnv):
 
 
 def _objects(rows: NDArray[np.float32]) -> NDArray[Any]:
-    """Return rows as an array of arrays, as Gymnasium hands out last observations."""
+    """Return rows as an array of arrays, the form Gymnasium uses for final observations."""
     found = np.empty(len(rows), dtype=object)
     found[:] = list(rows)
     return found
@@ -193,7 +191,7 @@ def _objects(rows: NDArray[np.float32]) -> NDArray[Any]:
 _OP, _SLOT, _BLUEPRINT = (HEAD_NAMES.index(head) for head in ("op", "slot", "blueprint"))
 
 SHAPES = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
-"""The heads that say how an op is done."""
+"""The heads that set the details of an op."""
 
 assert set(SHAPES) < set(HEAD_NAMES)
 
@@ -218,7 +216,7 @@ class CompoundActions:
         for op, causal in CAUSAL_HEADS.items():
             free = set(causal) - set(pinned) - {"op"}
             if op == LifecycleOp.SET_ALPHA_TARGET and "alpha_target" in pinned:
-                # It would aim for what the seed aims for already.
+                # It would set the target that the seed has already.
                 continue
             rows += product(*(_choices(head, op, free, by_head) for head in HEAD_NAMES))
         self.table = torch.tensor(rows, dtype=torch.int64)
@@ -232,7 +230,7 @@ class CompoundActions:
         return self.table[chosen]
 
     def legal(self, masks: Masks) -> Tensor:
-        """Return bool [R, A]: exactly the actions that would not be refused."""
+        """Return bool [R, A]: exactly the legal actions."""
         masks = masks.to("cpu")
         op, slot, blueprint = (self.table[:, head] for head in (_OP, _SLOT, _BLUEPRINT))
         placed = masks.slot_by_op[:, op, slot] | (op == int(LifecycleOp.WAIT))
@@ -241,7 +239,7 @@ class CompoundActions:
 
 
 def _choices(head: str, op: LifecycleOp, free: set[str], sizes: Mapping[str, int]) -> Sequence[int]:
-    """Return what a head takes under an op: everything where it is free, else one choice."""
+    """Return the choices of a head under an op: all of them if it is free, else its placeholder."""
     if head == "op":
         return [int(op)]
     if head not in free:
@@ -253,7 +251,34 @@ def _choices(head: str, op: LifecycleOp, free: set[str], sizes: Mapping[str, int
 # ---- Wrappers that turn the factored action into one number whose mask is exact
 
 
-class LegalActions(gymnasium.Wrapper):
+class _NumberedActions:
+    """Base of both wrappers: takes actions by number, and adds the mask to every info."""
+
+    env: Any
+    actions: CompoundActions
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start a new episode, in every row."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation, info | {"action_mask": self.action_masks().astype(np.int8)}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Carry out the action with this number, or one number per row [R]."""
+        chosen = self.actions.decode(torch.as_tensor(np.asarray(action))).numpy()
+        observation, reward, ends, cuts, info = self.env.step(chosen)
+        mask = self.action_masks().astype(np.int8)
+        return observation, reward, ends, cuts, info | {"action_mask": mask}
+
+    def action_masks(self) -> Bools:
+        """Return bool [actions], with rows [R, actions]: exactly the actions that are legal now."""
+        env = self.env.unwrapped
+        legal: Bools = self.actions.legal(env.masks()).numpy()
+        return legal[0] if isinstance(env, GrowEnv) else legal
+
+
+class LegalActions(_NumberedActions, gymnasium.Wrapper):
     """A `GrowEnv` whose action is one number.
 
     Args:
@@ -264,33 +289,11 @@ class LegalActions(gymnasium.Wrapper):
     def __init__(self, env: Any, pinned: Sequence[str] = ()) -> None:
         """Number the actions."""
         super().__init__(env)
-        self._grow: GrowEnv = env.unwrapped
-        self.actions = CompoundActions(self._grow.rows.spaces.sizes, pinned)
+        self.actions = CompoundActions(env.unwrapped.rows.spaces.sizes, pinned)
         self.action_space = spaces.Discrete(len(self.actions))
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Start a new episode."""
-        observation, info = self.env.reset(seed=seed, options=options)
-        return observation, info | {"action_mask": self._mask()}
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Carry out the action with a number."""
-        chosen = self.actions.table[int(action)].numpy()
-        observation, reward, terminated, truncated, info = self.env.step(chosen)
-        return observation, reward, terminated, truncated, info | {"action_mask": self._mask()}
-
-    def action_masks(self) -> Bools:
-        """Return bool [actions]: exactly those that are legal now."""
-        return self._mask().astype(np.bool_)
-
-    def _mask(self) -> NDArray[np.int8]:
-        legal: NDArray[np.int8] = self.actions.legal(self._grow.masks())[0].to(torch.int8).numpy()
-        return legal
-
-
-class LegalVectorActions(VectorWrapper):
+class LegalVectorActions(_NumberedActions, VectorWrapper):
     """A `GrowVectorEnv` whose actions are one number per row.
 
     Args:
@@ -301,28 +304,6 @@ class LegalVectorActions(VectorWrapper):
     def __init__(self, env: Any, pinned: Sequence[str] = ()) -> None:
         """Number the actions."""
         super().__init__(env)
-        self._grow: GrowVectorEnv = env.unwrapped
-        self.actions = CompoundActions(self._grow.rows.spaces.sizes, pinned)
+        self.actions = CompoundActions(env.unwrapped.rows.spaces.sizes, pinned)
         self.single_action_space = spaces.Discrete(len(self.actions))
-        self.action_space = batch_space(self.single_action_space, self._grow.num_envs)
-
-    def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Start a new episode in every row."""
-        observation, infos = self.env.reset(seed=seed, options=options)
-        return observation, infos | {"action_mask": self._mask()}
-
-    def step(self, actions: NDArray[np.int64]) -> Step:
-        """Carry out the actions with these numbers [R]."""
-        chosen = self.actions.decode(torch.as_tensor(np.asarray(actions))).numpy()
-        observation, rewards, ends, cuts, infos = self.env.step(chosen)
-        return observation, rewards, ends, cuts, infos | {"action_mask": self._mask()}
-
-    def action_masks(self) -> Bools:
-        """Return bool [R, actions]: exactly those that are legal now."""
-        return self._mask().astype(np.bool_)
-
-    def _mask(self) -> NDArray[np.int8]:
-        legal: NDArray[np.int8] = self.actions.legal(self._grow.masks()).to(torch.int8).numpy()
-        return legal
+        self.action_space = batch_space(self.single_action_space, env.num_envs)

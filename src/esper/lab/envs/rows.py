@@ -1,12 +1,11 @@
-"""`GrowRows`: the rows behind both environments, on the tasks of a recipe and paid as it says.
+"""`GrowRows`: the rows behind both environments.
 
-It plays rounds as `esper train` does: the same seeds, the same waiting twins, the same reward.
+It plays the rounds that `esper train` plays: the same seeds, twins and rewards.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,26 +28,26 @@ from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.action_masks import available_heads
 from esper.utils.settings import change_settings
 
-# ---- What others' learners see and choose from: observation and action of rows as plain arrays
+# ---- Observations and actions of rows as NumPy arrays
 
 
 class RowSpaces:
-    """The spaces of one row, and rows as arrays of them.
+    """The observation and action space of one row, and conversions to and from tensors.
 
     Args:
-        policy: the layout of the observation, fitted to the rows.
+        policy: a policy's configuration, fitted to the rows; it has the observation's layout.
     """
 
     def __init__(self, policy: PolicyConfig) -> None:
-        """Lay the spaces out."""
+        """Build the spaces."""
         self._layout = policy.observation
         self._blueprints = policy.num_blueprints
         self.sizes = tuple(policy.head_sizes[head] for head in HEAD_NAMES)
         """Number of choices of every head."""
         specs = self._layout.specs
         hots = policy.num_slots * policy.num_blueprints
-        low = [_bound(spec.low, -math.inf) for spec in specs] + [0.0] * hots
-        high = [_bound(spec.high, math.inf) for spec in specs] + [1.0] * hots
+        low = [spec.low for spec in specs] + [0.0] * hots
+        high = [spec.high for spec in specs] + [1.0] * hots
         self.observation: Any = spaces.Box(
             np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32
         )
@@ -60,10 +59,10 @@ class RowSpaces:
         """Return float32 [R, D]."""
         with torch.no_grad():
             numbers, blueprints = self._layout.observe(signals, "cpu")
-            # An empty slot is -1: it becomes 0 among one more class, which is then left out.
+            # An empty slot is -1: shifted by one it is class 0, whose column is left out.
             hot = F.one_hot(blueprints + 1, self._blueprints + 1)[..., 1:]
             seen = torch.cat([numbers, hot.flatten(1).to(numbers.dtype)], dim=1)
-        # Rounding may leave a bound by one bit.
+        # Rounding may exceed a bound by one bit.
         low, high = self.observation.low, self.observation.high
         clipped: NDArray[np.float32] = np.clip(seen.numpy(), low, high)
         return clipped
@@ -73,16 +72,11 @@ class RowSpaces:
         table = torch.as_tensor(np.asarray(actions), dtype=torch.int64)
         return {head: table[:, index] for index, head in enumerate(HEAD_NAMES)}
 
-    def mask(self, masks: Masks) -> NDArray[np.int8]:
-        """Return int8 [R, choices of all heads], 1 where a head may take the choice."""
-        flat: NDArray[np.int8] = union_mask(masks).to(torch.int8).numpy()
-        return flat
-
 
 def union_mask(masks: Masks) -> Tensor:
-    """Return bool [R, choices of all heads]: what some legal action chooses.
+    """Return bool [R, choices of all heads]: the choices that occur in some legal action.
 
-    A head that no legal action uses has its placeholder alone: what it draws has no effect.
+    A head that no legal action uses may only take its placeholder.
     """
     masks = masks.to("cpu")
     acting = masks.slot_by_op.clone()
@@ -101,16 +95,12 @@ def union_mask(masks: Masks) -> Tensor:
     return torch.cat(flat, dim=1)
 
 
-def _bound(value: float, unknown: float) -> float:
-    return value if math.isfinite(value) else unknown
-
-
 Recipe = str | TrainConfig
 Bools = NDArray[np.bool_]
 
 
 class GrowRows:
-    """Rows of evolving networks.
+    """Rows of growing networks.
 
     Args:
         rows: how many; the recipe's number by default.
@@ -124,23 +114,23 @@ class GrowRows:
         recipe: Recipe = "digits",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Look the tasks up; data is read and rows are built by `begin`."""
+        """Look up the tasks; `begin` reads the data and builds the rows."""
         config = get_recipe(recipe) if isinstance(recipe, str) else recipe
         config = change_settings(config, dict(settings or {}))
         if config.curriculum:
-            raise UsageError("an environment has the same tasks throughout; set curriculum to []")
+            raise UsageError("an environment cannot follow a curriculum; set curriculum to []")
         self.config = config if rows is None else config.replace(rows=rows)
         self._reward = make_reward(config.reward)
         self._source = TaskRows(self.config)
         self._twins = self._make_twins()
         self._episodes: Episodes | None = None
         self._masks: Masks | None = None
-        """What is legal now, where somebody has asked."""
+        """The current masks, once they were asked for."""
         self._rolled_back = torch.zeros(self.config.rows, dtype=torch.bool)
         self._round = 0
         policy = config.policy.fitted(self._source.num_slots, len(self._source.blueprint_names))
         self.spaces = RowSpaces(policy)
-        """What is seen of a row and done to it."""
+        """Observation and action space of a row."""
 
     @property
     def active(self) -> Tensor:
@@ -149,16 +139,16 @@ class GrowRows:
 
     @property
     def masks(self) -> Masks:
-        """What is legal now; rows whose episode has ended may only wait."""
+        """The current masks; rows whose episode has ended may only wait."""
         episodes = self._playing
-        # Observation, info and learner each ask for it, and it is half of what an environment adds.
+        # Cached: observation, info and learner each ask for it, and it costs half of the overhead.
         if self._masks is None:
             masks = episodes.environment.masks().to("cpu")
             self._masks = waiting_masks(masks, episodes.active.cpu())
         return self._masks
 
     def reseed(self, seed: int) -> None:
-        """Draw every episode from another seed, from the first on."""
+        """Start a new sequence of episodes with this seed."""
         self.close()
         self.config = self.config.replace(seed=seed)
         self._source = TaskRows(self.config)
@@ -184,7 +174,7 @@ class GrowRows:
         self._rolled_back = torch.zeros(self.config.rows, dtype=torch.bool)
 
     def step(self, actions: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Carry out actions [R, 8], live through an epoch, and return what it paid."""
+        """Carry out actions [R, 8], train one epoch, and return the rewards [R]."""
         episodes = self._playing
         decided = self.spaces.decode(actions)
         self._masks = None
@@ -196,9 +186,9 @@ class GrowRows:
         return rewards
 
     def ends(self) -> tuple[Bools, Bools]:
-        """Return which rows have come to their end, and which were only cut off by the horizon.
+        """Return which rows have terminated, and which were truncated.
 
-        A rollback is an end; the horizon is what the recipe says it is.
+        A rollback terminates; at the horizon the recipe's `horizon` decides.
         """
         over = ~self._playing.active.cpu()
         is_cut = self.config.horizon == "bootstrap"
@@ -206,14 +196,19 @@ class GrowRows:
         return (over & ~cut).numpy(), cut.numpy()
 
     def observe(self) -> NDArray[np.float32]:
-        """Return what is seen of the rows, float32 [R, D]."""
+        """Return the observations, float32 [R, D]."""
         return self.spaces.observe(self._playing.signals)
 
+    def action_mask(self) -> Bools:
+        """Return bool [R, choices of all heads]: the choices of every head that are legal now."""
+        flat: Bools = union_mask(self.masks).numpy()
+        return flat
+
     def infos(self) -> dict[str, NDArray[Any]]:
-        """Return the masks and how the rows are doing, one entry per row each."""
+        """Return masks, scores, seeds and tasks, one entry per row each."""
         episodes = self._playing
         return {
-            "action_mask": self.spaces.mask(self.masks),
+            "action_mask": self.action_mask().astype(np.int8),
             "active": episodes.active.cpu().numpy(),
             "score": episodes.signals.val_score.cpu().numpy(),
             "twin_score": episodes.twin_scores.cpu().numpy(),
@@ -222,7 +217,7 @@ class GrowRows:
         }
 
     def close(self) -> None:
-        """Free processes and memory of the rows."""
+        """Free the processes and the memory of the rows."""
         self._source.close()
         self._episodes = None
 
@@ -237,7 +232,7 @@ class GrowRows:
 
 
 def waiting_masks(masks: Masks, active: Tensor) -> Masks:
-    """Return the masks with WAIT alone for rows whose episode has ended."""
+    """Return the masks, with only WAIT for rows whose episode has ended."""
     wait = torch.arange(masks.op.shape[-1]) == int(LifecycleOp.WAIT)
     op = masks.op & (active.unsqueeze(1) | wait)
     return dataclasses.replace(masks, op=op, slot_by_op=masks.slot_by_op & op.unsqueeze(-1))

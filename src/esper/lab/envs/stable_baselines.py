@@ -23,7 +23,7 @@ _SHOWN = ("score", "twin_score", "active", "task", "env_seed")
 
 
 class GrowVecEnv(VecEnv):
-    """A vector environment of `esper.lab.envs` as Stable-Baselines3 wants it.
+    """Adapts a vector environment of `esper.lab.envs` to Stable-Baselines3.
 
     Args:
         env: the rows, with factored actions or with exact masks.
@@ -52,14 +52,14 @@ class GrowVecEnv(VecEnv):
     def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
         """Carry the actions out."""
         observation, rewards, ends, cuts, infos = self.env.step(self._actions)
-        told = self._split(infos.get("final_info", infos))
+        by_row = self._split(infos.get("final_info", infos))
         for row in np.flatnonzero(ends | cuts):
-            told[row]["terminal_observation"] = infos["final_obs"][row]
-            told[row]["TimeLimit.truncated"] = bool(cuts[row])
-        return observation, rewards.astype(np.float32), ends | cuts, told
+            by_row[row]["terminal_observation"] = infos["final_obs"][row]
+            by_row[row]["TimeLimit.truncated"] = bool(cuts[row])
+        return observation, rewards.astype(np.float32), ends | cuts, by_row
 
     def close(self) -> None:
-        """Free processes and memory of the rows."""
+        """Free the processes and the memory of the rows."""
         self.env.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
@@ -67,20 +67,20 @@ class GrowVecEnv(VecEnv):
         return [getattr(self.env, attr_name)] * len(self._rows(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Refuse: the rows have nothing of their own to set."""
-        raise UsageError(f"rows of a population have no {attr_name!r} of their own to set")
+        """Raise: rows have no attributes of their own."""
+        raise UsageError(f"cannot set {attr_name!r}: rows of a population have no own attributes")
 
     def env_method(
         self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
     ) -> list[Any]:
-        """Return what `action_masks` says of every row; rows have no other methods."""
+        """Return `action_masks` of every row; rows have no other methods."""
         if method_name != "action_masks":
-            raise UsageError(f"rows of a population have action_masks(), not {method_name!r}")
+            raise UsageError(f"rows of a population only have action_masks(), not {method_name!r}")
         masks = self.env.action_masks()
         return [masks[row] for row in self._rows(indices)]
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
-        """Return False for every row: episodes are watched here, not by wrappers of single rows."""
+        """Return False for every row: single rows have no wrappers."""
         return [False] * len(self._rows(indices))
 
     def _rows(self, indices: int | Sequence[int] | None) -> Sequence[int]:
@@ -88,5 +88,5 @@ class GrowVecEnv(VecEnv):
         return rows
 
     def _split(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return what is told of every row; masks are asked for by `action_masks`."""
+        """Return the infos row by row, without masks, which `action_masks` returns."""
         return [{name: infos[name][row] for name in _SHOWN} for row in range(self.num_envs)]

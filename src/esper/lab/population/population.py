@@ -53,7 +53,7 @@ from esper.lab.population.worker_pool import has_pool
 from esper.lab.population.workers import WorkerClient
 from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.splits import Split
-from esper.lab.tasks.task import DataShelf, Task
+from esper.lab.tasks.task import DataCache, Task
 from esper.leyline.actions import Actions, decode_actions
 from esper.leyline.errors import CheckpointError, UsageError, warn
 from esper.leyline.rules import RuleView
@@ -102,10 +102,10 @@ class Population(PopulationRows):
         self.seed = seed
         self.device = choose_device(device)
         self._horizon = horizon
-        self._shelf: DataShelf | None = None
+        self._shelf: DataCache | None = None
         given: Sequence[TaskData] | None = None
         if data is None or isinstance(data, str | Path):
-            self._shelf = DataShelf(data, self.device)
+            self._shelf = DataCache(data, self.device)
         else:
             given = data
         self.roster = self._enlist(task, rows, given)

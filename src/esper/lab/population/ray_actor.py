@@ -30,7 +30,7 @@ from esper.kasmina.blueprints.registry import drawn_names
 from esper.lab.population.engine import PopulationConfig, Strategy
 from esper.lab.population.population import Population
 from esper.lab.tasks.splits import Split
-from esper.lab.tasks.task import DataShelf, Task, TaskConfig
+from esper.lab.tasks.task import DataCache, Task, TaskConfig
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import DataError, EsperWarning, UsageError
 from esper.leyline.rules import RuleView
@@ -296,7 +296,7 @@ class PopulationActor:
         if self._device.type == "cpu":
             torch.set_num_threads(1)
         keep_freed_memory()
-        self._shelves: dict[str | None, DataShelf] = {}
+        self._shelves: dict[str | None, DataCache] = {}
         self._fingerprints: dict[Hashable, str] = {}
         self._populations: dict[int, Population] = {}
         self._warnings: dict[str, bool] = {}
@@ -316,7 +316,7 @@ class PopulationActor:
                 f"({', '.join(other)}); install what registers them on every node"
             )
         tasks = [kind(config) for kind, config in wanted.tasks]
-        shelf = self._shelves.setdefault(wanted.data, DataShelf(wanted.data, self._device))
+        shelf = self._shelves.setdefault(wanted.data, DataCache(wanted.data, self._device))
         data = [shelf.load(task) for task in tasks]
         for task, each in zip(tasks, data, strict=True):
             read = wanted.data, task.splits_key

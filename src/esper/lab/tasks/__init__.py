@@ -15,7 +15,7 @@ from esper.lab.tasks.family import FAMILIES, Axes, Family, get_family, register_
 from esper.lab.tasks.member import Member
 from esper.lab.tasks.task import (
     TASKS,
-    DataShelf,
+    DataCache,
     Task,
     TaskConfig,
     describe_task,
@@ -29,7 +29,7 @@ __all__ = [
     "FAMILIES",
     "TASKS",
     "Axes",
-    "DataShelf",
+    "DataCache",
     "Family",
     "Member",
     "Source",

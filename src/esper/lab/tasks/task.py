@@ -41,10 +41,10 @@ from esper.leyline.registry import Registry
 from esper.leyline.slots import Topology
 from esper.utils.randomness import seeded
 
-_OUTLINES: dict[Hashable, nn.Module] = {}
-"""Hosts without storage by what they are made of: the members of a family share a few hosts."""
+_META_HOSTS: dict[Hashable, nn.Module] = {}
+"""Hosts on the meta device by class and options: the members of a family share a few hosts."""
 _COUNTED: dict[Hashable, FlopCount] = {}
-"""Counts of hosts, likewise."""
+"""FLOP counts of hosts, likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class TaskConfig(HostMultiples, TrainingConfig):
     target_loss: float = option(0.3, "Loss that counts as solved.", minimum=0.0)
 
     def __post_init__(self) -> None:
-        """Check the rules that span several fields."""
+        """Check rules that span several fields."""
         super().__post_init__()
         check_host_options("TaskConfig", self.host, self.host_options)
         if (self.num_classes is None) != (self.objective == "regression"):
@@ -119,7 +119,7 @@ class TaskConfig(HostMultiples, TrainingConfig):
 
     @property
     def training(self) -> TrainingConfig:
-        """How the host is trained, alone."""
+        """The settings of training alone."""
         names = (field.name for field in dataclasses.fields(TrainingConfig))
         return TrainingConfig(**{name: getattr(self, name) for name in names})
 
@@ -135,7 +135,7 @@ EMBEDDED = "embedded"
 
 
 class Task(ABC):
-    """What is grown: a subclass says where its data comes from and gives its defaults."""
+    """Data and a host; a subclass reads the data and has the default configuration."""
 
     name: ClassVar[str]
     """Set by `register_task`."""
@@ -149,14 +149,14 @@ class Task(ABC):
 
     @abstractmethod
     def read(self, data_path: DataPath | None) -> Source:
-        """Return the data: from the path the user gave, or from where it usually lies.
+        """Read the data from the user's path, or from its usual place.
 
-        Of the configuration it may depend on `input_shape` alone: tasks that agree in class, path
-        and shape of samples share what was read.
+        The result may depend on no setting but `input_shape`: tasks of the same class, path and
+        input shape share it.
         """
 
     def find(self, data_path: DataPath | None = None) -> str:
-        """Say where the data lies without reading it, or raise; by default it needs no file."""
+        """Return where the data lies, without reading it, or raise; by default it needs no file."""
         return EMBEDDED if data_path is None else str(existing(data_path))
 
     def load(
@@ -167,18 +167,18 @@ class Task(ABC):
 
     @property
     def source_key(self) -> Hashable:
-        """What tasks that read the same have in common."""
+        """Key of the source; tasks with the same key share what `read` returns."""
         return type(self), self.config.input_shape
 
     @property
     def splits_key(self) -> Hashable:
-        """What tasks that also split it in the same way have in common."""
+        """Key of the splits; tasks with the same key share what `split` returns."""
         config = self.config
         return self.source_key, config.classes, config.val_fraction, config.test_fraction
 
     @property
     def data_key(self) -> Hashable:
-        """What tasks that also use the same of it have in common."""
+        """Key of the data; tasks with the same key share what `choose` returns."""
         config = self.config
         return (
             self.splits_key,
@@ -190,7 +190,7 @@ class Task(ABC):
         )
 
     def split(self, source: Source, device: torch.device | str = "cpu") -> Splits:
-        """Split what was read, and put it on a device."""
+        """Split a source, and put it on a device."""
         if self.config.classes is not None:
             source = select_classes(source, self.config.classes)
         self._check(source)
@@ -202,7 +202,7 @@ class Task(ABC):
         )
 
     def choose(self, splits: Splits) -> TaskData:
-        """Return what this task uses of its source."""
+        """Return the part of the splits that this task uses."""
         config = self.config
         return choose_data(
             splits,
@@ -220,13 +220,13 @@ class Task(ABC):
 
     @cached_property
     def slot_paths(self) -> dict[str, str]:
-        """Slot id to submodule name, in action order."""
-        return host_slots(self._outline)
+        """Submodule name by slot id, in action order."""
+        return host_slots(self._meta_host)
 
     @cached_property
     def host_parameters(self) -> int:
         """Trainable parameters of the host."""
-        return sum(p.numel() for p in self._outline.parameters() if p.requires_grad)
+        return sum(p.numel() for p in self._meta_host.parameters() if p.requires_grad)
 
     @cached_property
     def host_flops(self) -> int:
@@ -272,33 +272,33 @@ class Task(ABC):
         key = (*self._host_key, example.shape, example.dtype)
         count = _COUNTED.get(key)
         if count is None:
-            count = forward_flops(self._outline, example.to("meta"))
+            count = forward_flops(self._meta_host, example.to("meta"))
             if not count.uncounted:
                 _COUNTED[key] = count
         if count.uncounted and self.config.flop_limit is not None:
             warn(
                 f"the operations of {count.describe_uncounted()} in the host of task "
-                f"{self.name!r} cannot be counted: it has no limit of operations, {HOW_TO_COUNT}"
+                f"{self.name!r} cannot be counted: flop_limit is not applied, {HOW_TO_COUNT}"
             )
         return count
 
     @property
     def _host_key(self) -> tuple[Hashable, ...]:
-        """What tasks with the same host have in common."""
+        """Key of the host's class and options."""
         return HOSTS.get(self.config.host), repr(self.config.host_options)
 
     @cached_property
-    def _outline(self) -> nn.Module:
-        """The host without storage: enough to ask it for its shape."""
-        found = _OUTLINES.get(self._host_key)
+    def _meta_host(self) -> nn.Module:
+        """The host on the meta device, for its slots and sizes."""
+        found = _META_HOSTS.get(self._host_key)
         if found is None:
             with torch.device("meta"):
                 found = build_host(self.config.host, self.config.host_options)
-            _OUTLINES[self._host_key] = found
+            _META_HOSTS[self._host_key] = found
         return found
 
     def _check(self, source: Source) -> None:
-        """Refuse data that the host cannot take."""
+        """Raise where the host cannot take the data."""
         config = self.config
         shape = tuple(source.x.shape[1:])
         if source.kind == "tokens":
@@ -316,7 +316,7 @@ class Task(ABC):
         if (source.num_classes or 0) > (config.num_classes or 0):
             raise DataError(
                 f"{source.origin} has {source.num_classes} classes, "
-                f"but task {self.name} tells apart {config.num_classes}"
+                f"but task {self.name} has {config.num_classes}"
             )
 
 
@@ -326,14 +326,14 @@ TASKS: Registry[type[Task]] = Registry("task")
 
 
 def register_task(name: str) -> Callable[[K], K]:
-    """Register a class as the task called `name`; the class is returned with its name set."""
+    """Register the decorated class as the task called `name`, and set its `name`."""
 
     def decorate(task_class: K) -> K:
         if not (isinstance(task_class, type) and issubclass(task_class, Task)):
             raise UsageError(f"task {name!r} must be a class that derives from Task")
         if not isinstance(getattr(task_class, "defaults", None), TaskConfig):
             raise UsageError(f"task {name!r} needs a class attribute defaults, a TaskConfig")
-        # Under `python -OO` no class has one.
+        # Under `python -OO` no class has a docstring.
         if not (task_class.__doc__ or "").strip() and sys.flags.optimize < 2:
             raise UsageError(f"task {name!r} needs a docstring; its first line is shown to users")
         TASKS.register(name, task_class)
@@ -349,7 +349,7 @@ def get_task(name: str, **changes: Any) -> Task:
     return task_class(task_class.defaults.replace(**changes))
 
 
-_TOLD_SETTINGS = (
+_DESCRIBED_SETTINGS = (
     *("host", "num_classes", "objective", "samples_per_step", "batch_size", "horizon"),
     *("optimizer", "learning_rate", "param_budget", "param_limit", "flop_limit"),
 )
@@ -383,59 +383,53 @@ def describe_task(name: str, data_path: DataPath | None = None) -> dict[str, Any
         "slots": dict(task.slot_paths),
         "input_shape": list(config.input_shape),
         "score": task.score_kind,
-        **{setting: getattr(config, setting) for setting in _TOLD_SETTINGS},
+        **{setting: getattr(config, setting) for setting in _DESCRIBED_SETTINGS},
         "data": data,
     }
 
 
-# ---- `DataShelf`: the data of many tasks, each source read once and in memory once
+# ---- `DataCache`: the data of many tasks, each source read once and in memory once
 
 
-class DataShelf:
-    """The data of tasks on one device.
+class DataCache:
+    """The data of many tasks on one device; tasks that use the same source share it.
 
-    Tasks that differ in what they use of a source, or in how they train on it, share its splits;
-    tasks that split it in other ways share what was read.
+    Tasks that differ in which samples they use, or in how they train, share the splits of their
+    source. Tasks that split it differently share the arrays that were read.
     """
 
     def __init__(
         self, data_path: DataPath | None = None, device: torch.device | str = "cpu"
     ) -> None:
-        """Read from this path, or from where each source usually lies; nothing is read yet."""
+        """Look for data at this path, by default in the usual places; `load` reads it."""
         self._path, self._device = data_path, device
         self._sources: dict[Hashable, Source] = {}
         self._splits: dict[Hashable, Splits] = {}
         self._data: dict[Hashable, TaskData] = {}
 
     def load(self, task: Task) -> TaskData:
-        """Return what a task trains on; its source is read if no other task's was the same."""
-        if task.data_key not in self._data:
-            self._data[task.data_key] = task.choose(self._load_splits(task))
-        return self._data[task.data_key]
+        """Return the data of a task; its source is read unless another task has the same."""
+        source_key, splits_key, data_key = task.source_key, task.splits_key, task.data_key
+        if data_key not in self._data:
+            if splits_key not in self._splits:
+                if source_key not in self._sources:
+                    self._sources[source_key] = task.read(self._path)
+                self._splits[splits_key] = task.split(self._sources[source_key], self._device)
+            self._data[data_key] = task.choose(self._splits[splits_key])
+        return self._data[data_key]
 
     def forget_all_but(self, tasks: Iterable[Task]) -> None:
-        """Keep only what these tasks use."""
-        needed = list(tasks)
-        _keep(self._sources, {task.source_key for task in needed})
-        _keep(self._splits, {task.splits_key for task in needed})
-        _keep(self._data, {task.data_key for task in needed})
-
-    def _load_splits(self, task: Task) -> Splits:
-        if task.splits_key not in self._splits:
-            if task.source_key not in self._sources:
-                self._sources[task.source_key] = task.read(self._path)
-            source = self._sources[task.source_key]
-            self._splits[task.splits_key] = task.split(source, self._device)
-        return self._splits[task.splits_key]
-
-
-def _keep(shelf: dict[Hashable, Any], keys: set[Hashable]) -> None:
-    for key in shelf.keys() - keys:
-        del shelf[key]
+        """Drop everything that these tasks do not use."""
+        needed = {
+            key for task in tasks for key in (task.source_key, task.splits_key, task.data_key)
+        }
+        for kept in (self._sources, self._splits, self._data):
+            for key in kept.keys() - needed:
+                del kept[key]
 
 
 def descriptors(task: Task) -> dict[str, float]:
-    """Return what is known of a task before it is trained, in units that compare."""
+    """Return figures of a task that are known before training, most of them as logarithms."""
     config = task.config
     return {
         "log_parameters": math.log2(task.host_parameters),

@@ -1,25 +1,26 @@
-"""Episodes: all rows live side by side and are paid for what is done to them, whoever decides.
+"""Episodes: play one episode in every row, reward it, and train the twins it is compared with.
 
     episodes.start(plan, twins)
     while bool(episodes.active.any()):
         transition, paid = episodes.step(actions)
 
-A row ends at its horizon or when the governor rolls it back; from then on it waits in its place and
-is paid nothing. `Rollout` lets a policy decide; `esper.lab.envs` lets anybody. `TwinCurves` trains
-the waiting twins that rows are compared with.
+An episode ends at its horizon or when the governor rolls the row back. From then on the row only
+waits, and its reward is 0. In `Rollout` a policy chooses the actions, in `esper.lab.envs` the
+caller does. `TwinCurves` trains the twins: the same networks without growth.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import Actions, placeholder_actions
+from esper.lab.population.population import Population
+from esper.leyline.actions import Actions, TensorRecord, placeholder_actions
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
@@ -28,38 +29,38 @@ from esper.simic.training.config import TrainConfig
 from esper.simic.training.row_source import Environment, RoundPlan, TaskRows, TaskShare
 from esper.tamiyo.controllers import WaitController
 
-# ---- TwinRegression: what a row would have scored without its seeds, with less noise than its twin
+# ---- TwinRegression: the score of a row without its seeds, with less noise than its own twin's
 
 
 LEAST_OTHERS = 8
-"""Other twins of a task, each with a seed of its own, that it takes to know the task's mean and how
-long luck lasts. With fewer, what is wrong with them is in the pay of all rows (decision 0079)."""
+"""Fewest other twins of a task, each with its own seed, for the regression. With fewer, their
+errors would be in the reward of every row (decision 0079)."""
 
 
 @dataclass(frozen=True, slots=True)
-class TwinRegression:
-    """The twins of K tasks over E epochs, for R rows."""
+class TwinRegression(TensorRecord):
+    """Baseline scores for R rows, from the twins of K tasks over E epochs."""
 
     own_share: Tensor
-    """float32 [K], weight of a row's own twin; 1 is that twin alone."""
+    """float32 [K], weight of a row's own twin; with 1 only that twin counts."""
     means: Tensor
     """float32 [K, E], mean score of a task's twins."""
     persistence: Tensor
-    """float32 [K, E, E], how much of a twin's distance from that mean at one epoch is left at
+    """float32 [K, E, E], share of a twin's deviation from that mean at one epoch that is left at
     another."""
     task: Tensor
-    """int64 [R], task of every row."""
+    """int64 [R], index of the task of every row."""
 
     @classmethod
     def fit(
         cls, own_share: float, curves: Mapping[str, Tensor], tasks: Sequence[str]
     ) -> TwinRegression:
-        """Return the regression of rows with these tasks.
+        """Fit the regression for rows with these tasks.
 
         Args:
-            own_share: weight of a row's own twin where enough others are known.
-            curves: [twins, E] by task, one for every seed; rows that share a seed share a twin.
-            tasks: of all rows.
+            own_share: weight of a row's own twin where at least `LEAST_OTHERS` others are known.
+            curves: [twins, E] by task, one per seed; rows that share a seed share a twin.
+            tasks: task of every row.
         """
         names = list(dict.fromkeys(tasks))
         shares, means, persistence = [], [], []
@@ -79,73 +80,62 @@ class TwinRegression:
             torch.tensor([names.index(name) for name in tasks]),
         )
 
-    def to(self, device: torch.device | str) -> TwinRegression:
-        """Return the same on another device."""
-        return TwinRegression(*(getattr(self, name).to(device) for name in _TENSORS))
-
     def expect(self, own: Tensor, epoch: Tensor) -> Tensor:
-        """Return float32 [R, E]: the scores of rows without the seeds that take part in them.
+        """Return float32 [R, E]: the expected scores of rows without their seeds.
 
         Args:
             own: [R, E], scores of the rows' own twins.
-            epoch: int64 [R], epochs after which a row was still its twin.
+            epoch: int64 [R], last epoch at which a row was still identical to its twin.
         """
         luck, at = own - self.means[self.task], epoch - 1
         lasting = self.persistence[self.task, at] * luck.gather(1, at.unsqueeze(1))
-        # Exactly the own twin where that is all that counts.
+        # Bit-equal to the own twin where its weight is 1.
         others_share = 1.0 - self.own_share[self.task].unsqueeze(1)
         return own + others_share * (lasting - luck)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return it as tensors."""
-        return {name: getattr(self, name).cpu() for name in _TENSORS}
-
-
-_TENSORS = tuple(each.name for each in fields(TwinRegression))
 
 
 class Episodes:
     """One episode in every row of an environment, resumable between any two steps.
 
     Args:
-        environment: the rows; another with as many may take its place between rounds.
-        reward: what a step pays.
+        environment: the rows; between rounds another one with as many rows may replace it.
+        reward: computes the reward of a step.
     """
 
     def __init__(self, environment: Environment, reward: Reward) -> None:
-        """Play nothing yet."""
+        """Prepare; `start` builds the rows."""
         self.environment, self.reward = environment, reward
         self.rows, self.device = environment.rows, environment.device
         self.live_seconds = 0.0
-        """Time that rows have spent living, since the start of the round."""
+        """Seconds spent in the environment since the start of the round."""
         self.reward_seconds = 0.0
-        """Time that was spent on paying them."""
+        """Seconds spent computing rewards."""
         self._wait = placeholder_actions(self.rows, self.device)
         self._plan: RoundPlan | None = None
         self._signals: Signals | None = None
         self.active = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         """Bool [R], rows whose episode still runs."""
         self._has_parted = self.active.clone()
-        """Bool [R], rows that are no longer their twins."""
+        """Bool [R], rows that differ from their twins by now."""
         self._twins = torch.zeros(0)
         self._expected = self._twins
         self._regression: TwinRegression | None = None
 
     @property
     def plan(self) -> RoundPlan:
-        """What is being played."""
+        """Tasks and seeds of the rows."""
         assert self._plan is not None, "start() comes first"
         return self._plan
 
     @property
     def signals(self) -> Signals:
-        """What is seen now."""
+        """The current signals."""
         assert self._signals is not None, "start() comes first"
         return self._signals
 
     @property
     def twin_scores(self) -> Tensor:
-        """float32 [R], the waiting twins' scores now, NaN without twins."""
+        """float32 [R], current scores of the twins, NaN without twins."""
         return twin_scores_at(self._twins, self.signals)
 
     def start(
@@ -154,18 +144,17 @@ class Episodes:
         twins: Tensor | None = None,
         regression: TwinRegression | None = None,
     ) -> None:
-        """Build every row afresh and live its first epoch.
+        """Build every row anew and train its first epoch.
 
         Args:
-            plan: the rows.
-            twins: float32 [rows, epochs], the waiting twin's score after each epoch; None where
-                no twin runs.
-            regression: what rows that grow are compared with; their own twins alone by default.
+            plan: tasks and seeds of the rows.
+            twins: float32 [rows, epochs], the twin's score after each epoch; None without twins.
+            regression: the baseline of rows that grow; by default their own twins.
         """
         if plan.rows != self.rows:
             raise UsageError(f"the plan is for {plan.rows} rows, the environment has {self.rows}")
         if twins is None and self.reward.needs_twin:
-            raise UsageError("this reward is a gain over the waiting twin; give its scores")
+            raise UsageError("this reward is the gain over a twin; pass the twins' scores")
         self._plan = plan
         self._take_twins(twins)
         self._expected = self._twins.clone()
@@ -178,10 +167,10 @@ class Episodes:
         self.reward.reset(self._signals)
 
     def step(self, decided: Actions) -> tuple[Transition, RewardStep]:
-        """Let every row live one epoch, and return what became of it and what that paid.
+        """Carry out one action per row, train an epoch, and return transition and reward.
 
         Args:
-            decided: one action per row; rows whose episode has ended wait, whatever it is.
+            decided: one action per row; it is ignored in rows whose episode has ended.
         """
         before, active = self.signals, self.active
         actions = {
@@ -210,12 +199,13 @@ class Episodes:
         return transition, paid
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything about the episodes in progress as plain data and tensors."""
+        """Return the state of the episodes in progress as plain data and tensors."""
+        regression = self._regression
         return {
             "plan": self.plan.to_mapping(),
             "twins": self._twins.cpu(),
             "expected": self._expected.cpu(),
-            "regression": None if self._regression is None else self._regression.state_dict(),
+            "regression": None if regression is None else regression.to("cpu").state_dict(),
             "has_parted": self._has_parted.cpu(),
             "environment": self.environment.snapshot(),
             "reward": self.reward.state_dict(),
@@ -223,7 +213,7 @@ class Episodes:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the episodes that `state_dict` was taken of; other entries are left alone."""
+        """Continue from `state_dict`; entries of others in the mapping are ignored."""
         self._plan = RoundPlan.from_mapping(state["plan"])
         self._take_twins(state["twins"])
         self._expected = state["expected"].to(self.device)
@@ -235,7 +225,7 @@ class Episodes:
         self.active = state["active"].to(self.device)
 
     def _compare(self, before: Signals, after: Signals) -> None:
-        """Choose what rows that part from their twins are compared with from now on."""
+        """Fix the baseline of rows that start to differ from their twins in this step."""
         parts = after.has_effective_seed & ~self._has_parted
         self._has_parted |= parts
         if self._regression is not None:
@@ -249,29 +239,29 @@ class Episodes:
 
 
 def twin_scores_at(curves: Tensor, signals: Signals) -> Tensor:
-    """Return float32 [R]: the twins' scores after as many epochs, of curves [R, epochs]."""
+    """Return float32 [R]: the twins' scores at the epochs of the signals, from [R, epochs]."""
     last = curves.shape[1] - 1
     return curves.gather(1, (signals.epoch - 1).clamp(0, last).unsqueeze(1)).squeeze(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What R rows show after an epoch, and what was decided before it."""
+    """Signals of R rows after an epoch, and the actions before it."""
 
     signals: Signals
     actions: Actions | None
-    """{head: int64 [R]}, as carried out; None at the start of the episodes."""
+    """{head: int64 [R]}, as carried out; None after the first epoch."""
 
 
 def live_episodes(
     environment: Environment, controller: Controller, row_seeds: Sequence[int] | None = None
 ) -> Iterator[Moment]:
-    """Let a controller play one episode in every row; yield the start, and after every epoch.
+    """Let a controller play one episode in every row; yield after every epoch.
 
     Args:
         environment: the rows.
-        controller: who decides.
-        row_seeds: seed of every row; those the environment was made with by default.
+        controller: chooses the actions.
+        row_seeds: seed of every row; by default those the environment was made with.
     """
     device, rows = environment.device, environment.rows
     signals = environment.reset(row_seeds)
@@ -288,29 +278,28 @@ def live_episodes(
         active = active & ~(signals.rolled_back | (signals.epoch >= signals.max_epochs))
 
 
-# ---- TwinCurves: what every row would have scored, epoch by epoch, had it only waited
+# ---- TwinCurves: the score of every row without growth, epoch by epoch
 
 
 _REMEMBERED = 64
-"""Most twins of a task, the newest, that the mean of its twins is taken over."""
+"""Number of twins of a task, the newest, that the task's mean is taken over."""
 
 _POOL_MARGIN = 4096
-"""Most curves kept beyond those of the rounds ahead; a pool of seeds comes back to them."""
+"""Number of curves kept beyond those of the next rounds, where a pool of seeds draws them again."""
 
 
 class TwinCurves:
-    """Scores of waiting twins, by task and environment seed.
+    """Trains twins and keeps their scores, by task and environment seed.
 
     A twin is the same network with the same initial weights and data order; it depends on the task
-    and the environment seed alone. Rows that share both share their twin. Twins are trained by a
-    population that only waits, for several rounds together where that fills the device, and kept
-    for as long as their rounds are ahead. A few small networks do not fill a device at all: twins
-    of the next rounds can be trained beside the rows of this one, an epoch in every step
-    (`begin_ahead`, `advance`).
+    and the environment seed alone. Rows that share both share their twin. Twins of several rounds
+    are trained together where that fills the device, and are kept until their rounds are over. A
+    few small networks do not fill a device: `train_beside` trains the twins of the next rounds
+    while the rows of this round train, an epoch in every step.
 
     Args:
         row_source: makes the populations.
-        config: the run.
+        config: settings of the run.
     """
 
     def __init__(self, row_source: TaskRows, config: TrainConfig) -> None:
@@ -319,11 +308,11 @@ class TwinCurves:
         self._curves: dict[str, Tensor] = {}
         self._by_task: dict[str, list[list[float]]] = {}
         self._ahead: Generator[tuple[int, int], None, None] | None = None
-        """Twins of rounds ahead that are being trained."""
+        """Trains the twins of the next rounds."""
 
     @property
     def rounds_ahead(self) -> int:
-        """Rounds whose twins are trained together."""
+        """Number of rounds whose twins are trained together."""
         config = self._config
         if config.twin_rounds:
             return config.twin_rounds
@@ -333,31 +322,40 @@ class TwinCurves:
 
     @property
     def fit_beside_rows(self) -> bool:
-        """Whether twins can be trained beside rows in hardly more time: on a device."""
+        """Whether twins train beside rows at little extra cost: on a GPU of this process."""
         return self._row_source.device.type == "cuda" and self._row_source.cluster is None
 
-    def begin_ahead(self, plans: Sequence[RoundPlan], stage: int = 0) -> None:
-        """Let `advance` train what `prepare` will be asked for next; no plan is nothing to do."""
-        self.stop_ahead()
+    def train_beside(
+        self, environment: Environment, plans: Sequence[RoundPlan], stage: int = 0
+    ) -> None:
+        """Train the twins of the next rounds in the steps of this round; see `fit_beside_rows`.
+
+        Args:
+            environment: the rows of this round.
+            plans: the next rounds, as `prepare` will be asked for them.
+            stage: stage of the curriculum.
+        """
+        self.close()
+        assert isinstance(environment, Population), "rows on a device of this process"
         if any(key not in self._curves for plan in plans[:1] for key in _keys(plan)):
             self._ahead = self._train(plans, stage)
+        environment.meanwhile = self._advance
 
-    def advance(self) -> None:
-        """Train one more epoch of the twins ahead, as long as there is one."""
+    def _advance(self) -> None:
         if self._ahead is not None:
             next(self._ahead, None)
 
-    def stop_ahead(self) -> None:
-        """Give up the twins ahead that are not trained to the end."""
+    def close(self) -> None:
+        """Drop twins that are not trained to the end."""
         if self._ahead is not None:
             self._ahead.close()
         self._ahead = None
 
     def prepare(self, plans: Sequence[RoundPlan], stage: int = 0) -> Iterator[tuple[int, int]]:
-        """Train the twins that these rounds need and that are not known; yield after each epoch.
+        """Train the missing twins of these rounds, to their end; yield after each epoch.
 
         Yields:
-            (epochs done, epochs to do). Nothing is kept of twins that were not trained to the end.
+            (epochs done, epochs to do). Twins that are not trained to the end are dropped.
         """
         if self._ahead is not None:
             yield from self._ahead
@@ -370,7 +368,7 @@ class TwinCurves:
     def _train(
         self, plans: Sequence[RoundPlan], stage: int
     ) -> Generator[tuple[int, int], None, None]:
-        """Train the twins of these rounds that are not known; yield after each epoch."""
+        """Train the missing twins of these rounds; yield after each epoch."""
         needed = {key: None for plan in plans for key in _keys(plan)}
         wanted = [key for key in needed if key not in self._curves]
         population, order = self._make(wanted, plans, stage)
@@ -397,7 +395,7 @@ class TwinCurves:
             raise UsageError(f"the twin {error} is not trained yet; call prepare() first") from None
 
     def regression(self, plan: RoundPlan) -> TwinRegression:
-        """Return how rows of a round that grow are compared with all twins of their tasks."""
+        """Return the regression that gives rows of a round their baseline."""
         own_share = self._config.reward.twin.own_share
         known = {name: torch.tensor(self._by_task[name]) for name in set(plan.tasks)}
         return TwinRegression.fit(own_share, known, plan.tasks)
@@ -408,15 +406,15 @@ class TwinCurves:
         return {"curves": dict(self._curves), "by_task": by_task}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Know these curves, and no others."""
-        self.stop_ahead()
+        """Replace all curves by these."""
+        self.close()
         self._curves = dict(state["curves"])
         self._by_task = {name: known.tolist() for name, known in state["by_task"].items()}
 
     def _make(
         self, wanted: Sequence[str], plans: Sequence[RoundPlan], stage: int
     ) -> tuple[Any, list[str]]:
-        """Return a population of these twins, and which of them each row is."""
+        """Return a population of these twins, and the key of each of its rows."""
         found: dict[str, tuple[TaskShare, list[int]]] = {}
         for plan in plans:
             groups = {group.label: group for group in self._row_source.groups(plan.round, stage)}
@@ -433,7 +431,7 @@ class TwinCurves:
         return self._row_source.make(parts, seeds), order
 
     def _forget(self, needed: dict[str, None]) -> None:
-        """Drop curves that no round ahead needs; those of a pool may come back."""
+        """Drop curves that the next rounds do not need; some are kept where seeds come again."""
         kept = _POOL_MARGIN if self._config.seed_pool else 0
         others = [key for key in self._curves if key not in needed]
         for key in others[: max(0, len(others) - kept)]:
@@ -441,7 +439,7 @@ class TwinCurves:
 
 
 def _hold(curves: Tensor, ends: Tensor, epochs: int) -> Tensor:
-    """Return [N, epochs]: curves up to their rows' horizons, and their last score from there on."""
+    """Return [N, epochs]: curves up to their rows' horizons, the last score repeated after that."""
     places = torch.arange(epochs).minimum(ends.unsqueeze(1) - 1)
     return curves.gather(1, places)
 

@@ -38,9 +38,9 @@ class RoundReport:
     """The learner's own report."""
     paid_off: float
     """Running share of episodes that paid off, after this round."""
-    score_rolling: float
+    score_rolling: float | None
     """Mean final score of the last ten rounds."""
-    merit_rolling: float
+    merit_rolling: float | None
     """Mean gain over the twin (return, where there is no twin) of the last ten rounds."""
     is_best: bool
     """Whether no earlier policy did better where policies were judged; see `Tally.judge`."""
@@ -155,16 +155,6 @@ ROLLING_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where a run stands after a round."""
-
-    score_rolling: float
-    """Mean final score of the last ten rounds."""
-    merit_rolling: float
-    """Mean gain over the twin (return, where there is no twin) of the last ten rounds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStanding:
     """How far a task is settled."""
 
@@ -212,15 +202,14 @@ class Tally:
         """Mean gain (return, where there is no twin) of these rounds; None before the first."""
         return _mean(self._merits) if self._merits else None
 
-    def add(self, outcome: RoundOutcome) -> Standing:
-        """Count a finished round; return where the run stands after it."""
+    def add(self, outcome: RoundOutcome) -> None:
+        """Count a finished round."""
         self.env_steps += outcome.env_steps
         self._follow_payers(outcome)
         self._count_fates(outcome)
         gain = outcome.gain_mean
         _push(self._scores, outcome.score_mean)
         _push(self._merits, outcome.return_mean if gain is None else gain)
-        return Standing(score_rolling=_mean(self._scores), merit_rolling=_mean(self._merits))
 
     def judge(self, merit: float | None) -> bool:
         """Return whether the newest policy is the best so far.

@@ -5,10 +5,10 @@
         rollout.step()
     outcome = rollout.finish()
 
-A step observes, normalises with frozen statistics, acts, lets the environment live an epoch,
-rewards it, and fills the buffer and the traces. A row ends at its horizon or when the governor
-rolls it back; from then on it waits in its place, and nothing of it is recorded or learned from.
-Between two steps everything can be saved and restored exactly. `Trainer` makes rounds of it.
+A step observes, normalises with frozen statistics, acts, trains an epoch, computes rewards, and
+fills the buffer and the traces. An episode ends at its horizon or when the governor rolls the row
+back; from then on the row waits, and nothing of it is recorded or learned from. Between two steps
+everything can be saved and restored exactly. `Trainer` runs one rollout per round.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from esper.tamiyo.networks.layers import Hidden
 from esper.tamiyo.networks.policy_step import rollout_step
 
 PHASES = ("population", "policy", "reward")
-"""What the time of a step is spent on."""
+"""The parts that a step's time is divided into."""
 
 
 class Rollout:
     """One round of episodes on an environment, resumable between any two steps.
 
     Args:
-        environment: the rows; another with as many may take its place between rounds.
-        policy: who decides; its observation statistics are only read.
-        reward: what a step pays.
-        buffer: what the learner reads; it has as many rows, and steps enough for an episode.
+        environment: the rows.
+        policy: chooses the actions; its observation statistics are only read.
+        reward: computes the reward of a step.
+        buffer: filled for the learner; it has as many rows, and as many steps as an episode.
         seed: seed of the run; draws are keyed by it, the round, the row and the step.
-        horizon: what reaching the horizon is.
-        recorded_rows: rows of which every detail is kept.
+        horizon: whether an episode terminates at its horizon or is truncated.
+        recorded_rows: rows of which every signal and decision is kept.
     """
 
     def __init__(
@@ -64,13 +64,14 @@ class Rollout:
         horizon: Horizon = "terminate",
         recorded_rows: Sequence[int] = (),
     ) -> None:
-        """Set memory aside; nothing is played yet."""
+        """Allocate memory; `start` builds the rows."""
         self.policy = policy
         self.buffer = buffer
         self.seed, self.horizon = seed, horizon
         self.rows, self.steps = buffer.rows, buffer.steps
         self.device = environment.device
-        self._episodes = Episodes(environment, reward)
+        self.episodes = Episodes(environment, reward)
+        """The rows; between rounds they may get another environment."""
         self._policy_seconds = 0.0
         self._traces = RoundTraces(self.rows, self.steps, recorded_rows, self.device)
         self._clamps = ClampCounter(policy.layout, self.device)
@@ -86,44 +87,15 @@ class Rollout:
         """Decisions of all rows in this round."""
 
     @property
-    def environment(self) -> Environment:
-        """The rows."""
-        return self._episodes.environment
-
-    @environment.setter
-    def environment(self, environment: Environment) -> None:
-        self._episodes.environment = environment
-
-    @property
     def timings(self) -> dict[str, float]:
-        """Seconds of the round by what they were spent on, the keys of `PHASES`."""
-        spent = self._episodes.live_seconds, self._policy_seconds, self._episodes.reward_seconds
+        """Seconds of the round by part, the keys of `PHASES`."""
+        spent = self.episodes.live_seconds, self._policy_seconds, self.episodes.reward_seconds
         return dict(zip(PHASES, spent, strict=True))
 
     @property
     def step_count(self) -> int:
         """Steps played in this round."""
         return self._traces.length
-
-    @property
-    def active(self) -> Tensor:
-        """Bool [R], rows whose episode still runs."""
-        return self._episodes.active
-
-    @property
-    def gains(self) -> Tensor:
-        """float32 [R], score minus the twin's now, NaN without twins."""
-        return self.signals.val_score - self._episodes.twin_scores
-
-    @property
-    def signals(self) -> Signals:
-        """What is seen now."""
-        return self._episodes.signals
-
-    @property
-    def plan(self) -> RoundPlan:
-        """What is being played."""
-        return self._episodes.plan
 
     # ---------------------------------------------------------------------------------- a round
 
@@ -135,15 +107,14 @@ class Rollout:
         regression: TwinRegression | None = None,
         value_scale: Tensor | None = None,
     ) -> None:
-        """Build every row afresh and live its first epoch.
+        """Build every row anew and train its first epoch.
 
         Args:
-            plan: the rows.
-            twins: float32 [rows, epochs], the waiting twin's score after each epoch; None where
-                no twin runs.
-            regression: what rows that grow are compared with; their own twins alone by default.
-            value_scale: float32 [R], what brings the critic's numbers onto the scale of raw
-                rewards, for whoever reads the decisions; 1 by default.
+            plan: tasks and seeds of the rows.
+            twins: scores of the twins, as in `Episodes.start`.
+            regression: as in `Episodes.start`.
+            value_scale: float32 [R], factor from the critic's output to raw rewards, for the
+                recorded decisions; 1 by default.
         """
         self._refuse_misfit()
         one = torch.ones(self.rows, device=self.device)
@@ -153,7 +124,7 @@ class Rollout:
         self._traces.start()
         self._clamps.start()
         self._policy_seconds = 0.0
-        self._episodes.start(plan, twins, regression)
+        self.episodes.start(plan, twins, regression)
         self._hidden = self.policy.network.initial_hidden(self.rows)
         self._potential = torch.zeros(self.rows, device=self.device)
         self.is_done = False
@@ -161,14 +132,14 @@ class Rollout:
         self._keep_state()
 
     def step(self) -> Tensor:
-        """Let every row decide and live one epoch; return what was decided, int64 [R]."""
+        """Choose actions, train one epoch in every row, and return the ops, int64 [R]."""
         if self.is_done:
             raise UsageError("every episode has ended; call finish(), then start() a new round")
         started = time.perf_counter()
         with torch.no_grad():
-            decided = self._decide(self.signals)
+            decided = self._decide(self.episodes.signals)
         acted = time.perf_counter()
-        transition, paid = self._episodes.step(dict(decided.items()))
+        transition, paid = self.episodes.step(dict(decided.items()))
         rewarded = time.perf_counter()
         with torch.no_grad():
             self._take_over(transition, decided, paid)
@@ -176,22 +147,22 @@ class Rollout:
         return decided.op
 
     def finish(self) -> RoundOutcome:
-        """Return what the episodes were like."""
+        """Return the outcome of the finished episodes."""
         if not self.is_done:
             raise UsageError("some episodes still run; call step() until is_done")
-        return self._traces.outcome(self.plan, self._clamps)
+        return self._traces.outcome(self.episodes.plan, self._clamps)
 
     def close(self) -> None:
-        """Free what the environment holds."""
-        self.environment.close()
+        """Close the environment."""
+        self.episodes.environment.close()
 
     # ------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything about the round in progress as plain data and tensors."""
+        """Return the state of the round in progress as plain data and tensors."""
         state, cell = self._hidden
         return {
-            **self._episodes.state_dict(),
+            **self.episodes.state_dict(),
             "value_scale": self._value_scale.cpu(),
             "buffer": self.buffer.state_dict(),
             "hidden": [state.cpu().clone(), cell.cpu().clone()],
@@ -204,8 +175,8 @@ class Rollout:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the round that `state_dict` was taken of."""
-        self._episodes.load_state_dict(state)
+        """Continue the round that `state_dict` was taken of."""
+        self.episodes.load_state_dict(state)
         self._value_scale = state["value_scale"].to(self.device)
         self.buffer.load_state_dict(state["buffer"])
         hidden = [part.to(self.device) for part in state["hidden"]]
@@ -216,29 +187,30 @@ class Rollout:
         self._clamps.load_state_dict(state["clamps"])
         self._traces.load_state_dict(state)
         spent = [float(state["timings"][phase]) for phase in PHASES]
-        self._episodes.live_seconds, self._policy_seconds, self._episodes.reward_seconds = spent
+        self.episodes.live_seconds, self._policy_seconds, self.episodes.reward_seconds = spent
         self._act.refresh()
 
     # --------------------------------------------------------------------------------- internals
 
     def _refuse_misfit(self) -> None:
         """Raise unless environment and policy fit; the environment may change between rounds."""
-        served, slots = self.policy.network.config.num_slots, self.environment.num_slots
+        environment = self.episodes.environment
+        served, slots = self.policy.network.config.num_slots, environment.num_slots
         if slots > served:
             raise UsageError(
                 f"the policy serves {served} slots and the rows have {slots}; "
                 f"set policy.num_slots to {slots} or more"
             )
-        if self.environment.rows != self.rows:
+        if environment.rows != self.rows:
             raise UsageError(
-                f"the rollout is for {self.rows} rows, the environment has {self.environment.rows}"
+                f"the rollout is for {self.rows} rows, the environment has {environment.rows}"
             )
 
     def _decide(self, signals: Signals) -> PolicyStep:
-        """Return the policy's decision, and put what it was made of into the buffer."""
+        """Return the policy's decision, and write it and its inputs into the buffer."""
         raw, state, blueprints = self._observe(signals)
-        table = self.policy.network.table
-        legal = table.row_masks(self.environment.masks().to(self.device), (self.rows,))
+        table, active = self.policy.network.table, self.episodes.active
+        legal = self._legal()
         ops = legal[:, OP_ROW, : table.sizes["op"]]
         self._free = ops.sum(1) > 1
         decided = self._forward(state, legal, blueprints)
@@ -253,11 +225,16 @@ class Rollout:
             base_masks=table.select(legal, table.rows_of(self._wait["op"], self._wait["slot"])),
             available=(ops.unsqueeze(-1) & table.causal).any(1),
             free=self._free,
-            active=self.active,
+            active=active,
             potential=self._potential,
         )
-        self._clamps.count(raw, state, self.active)
+        self._clamps.count(raw, state, active)
         return decided
+
+    def _legal(self) -> Tensor:
+        """Return the masks of every row, as the network's table lays them out."""
+        masks = self.episodes.environment.masks().to(self.device)
+        return self.policy.network.table.row_masks(masks, (self.rows,))
 
     def _observe(self, signals: Signals) -> tuple[Tensor, Tensor, Tensor]:
         raw, blueprints = self.policy.layout.observe(signals, self.device)
@@ -265,16 +242,19 @@ class Rollout:
 
     def _forward(self, state: Tensor, legal: Tensor, blueprints: Tensor) -> PolicyStep:
         uniforms = draw_uniforms(
-            self.rows, self.seed, self.plan.round, self.step_count, "policy", device=self.device
+            self.rows,
+            *(self.seed, self.episodes.plan.round, self.step_count, "policy"),
+            device=self.device,
         )
         return self._act(state, legal, blueprints, self._hidden, uniforms=uniforms)
 
     def _keep_state(self) -> None:
-        panics = self.environment.panics().to(self.device)
-        self._traces.keep_state(self.signals, self._episodes.twin_scores, panics)
+        episodes = self.episodes
+        panics = episodes.environment.panics().to(self.device)
+        self._traces.keep_state(episodes.signals, episodes.twin_scores, panics)
 
     def _take_over(self, transition: Transition, decided: PolicyStep, paid: RewardStep) -> None:
-        """Put what came of a decision into the buffer and the traces, and see who goes on."""
+        """Write the outcome of a decision into buffer and traces, and update what still runs."""
         ended = transition.ended
         is_cut = self.horizon == "bootstrap"
         truncated = ended & ~transition.after.rolled_back if is_cut else torch.zeros_like(ended)
@@ -298,11 +278,13 @@ class Rollout:
         self._keep_state()
         if is_cut:
             self._bootstrap(truncated)
-        # One copy to the host: how many decided, and how many go on.
-        decided_now, going_on = torch.stack([transition.active.sum(), self.active.sum()]).tolist()
+        # One copy to the host for both counts.
+        decided_now, going_on = torch.stack(
+            [transition.active.sum(), self.episodes.active.sum()]
+        ).tolist()
         self.decided += decided_now
         self.is_done = going_on == 0
-        # The buffer holds whole episodes; one that does not end within it is a mistake.
+        # The buffer holds whole episodes, so each must end within it.
         if not self.is_done and self.step_count == self.steps:
             raise UsageError(
                 f"a row has not reached its horizon after {self.steps} decisions; "
@@ -310,12 +292,10 @@ class Rollout:
             )
 
     def _bootstrap(self, truncated: Tensor) -> None:
-        """Value the state after the cut with the carried memory."""
+        """Write the critic's value of the state after a truncation into the buffer."""
         if not bool(truncated.any()):
             return
-        _, state, blueprints = self._observe(self.signals)
-        table = self.policy.network.table
-        legal = table.row_masks(self.environment.masks().to(self.device), (self.rows,))
-        values = self._forward(state, legal, blueprints).value
+        _, state, blueprints = self._observe(self.episodes.signals)
+        values = self._forward(state, self._legal(), blueprints).value
         rows = truncated.nonzero().squeeze(1)
         self.buffer.set_bootstrap(rows, values[rows], self._potential[rows])

@@ -20,7 +20,7 @@ from esper.lab.population.worker_pool import WorkerPool, lease_pool
 from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.family import FAMILIES, FamilySplit, get_family
 from esper.lab.tasks.member import Member
-from esper.lab.tasks.task import DataShelf, Task, get_task
+from esper.lab.tasks.task import DataCache, Task, get_task
 from esper.leyline.actions import HEAD_NAMES, Actions
 from esper.leyline.records import Plain
 from esper.leyline.rules import Masks
@@ -305,7 +305,7 @@ class TaskRows:
         names = [name for stage in config.stages for name in stage.tasks]
         self.num_slots = max(_slots_of(name) for name in names)
         self.device = choose_device(config.device)
-        self._shelf = DataShelf(config.data, self.device)
+        self._data_cache = DataCache(config.data, self.device)
         self.blueprint_names = Population.known_blueprints()
         self.blueprint_kinds = Population.known_kinds()
 
@@ -353,7 +353,7 @@ class TaskRows:
             # What is captured and loaded serves whatever has the same architecture.
             tasks, rows = [group.task for group in groups], [group.rows for group in groups]
             self._population.assign(tasks, rows, [self._load(group) for group in groups])
-            self._shelf.forget_all_but(tasks)
+            self._data_cache.forget_all_but(tasks)
         self._labels = labels
         return self._population
 
@@ -407,7 +407,7 @@ class TaskRows:
         self._pool = None
 
     def _load(self, group: TaskShare) -> TaskData:
-        return self._shelf.load(group.task)
+        return self._data_cache.load(group.task)
 
     def _draw(
         self, name: str, seed: int, split: FamilySplit, conditions: int

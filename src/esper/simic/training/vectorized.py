@@ -1,4 +1,4 @@
-"""Trainer: rounds of episodes and updates, with everything needed to stop and go on exactly."""
+"""Trainer: rounds of episodes and PPO updates, resumable at any step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.lab.population.population import Population
 from esper.lab.population.ray_population import RayCluster
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import CheckpointError, UsageError
@@ -39,11 +38,11 @@ class Trainer:
     """Trains one policy.
 
     Args:
-        config: the whole run.
-        environment: rows to train on instead of populations on the configuration's tasks.
-        reward: what rows are paid for instead of the configuration's mode.
-        is_continued: whether a state will be loaded, so that no policy to start from is needed.
-        cluster: where the rows live instead of in this process.
+        config: settings of the run.
+        environment: rows to train on; by default populations on the configuration's tasks.
+        reward: computes rewards; by default the configuration's mode.
+        is_continued: whether a state will be loaded, so that `config.start` is not read.
+        cluster: Ray cluster that holds the rows; by default this process does.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Trainer:
         is_continued: bool = False,
         cluster: RayCluster | None = None,
     ) -> None:
-        """Build policy and learner; no row is built yet."""
+        """Build policy and learner; rows are built by the first round."""
         self.config = config
         self.cluster = cluster
         self.row_source: RowSource
@@ -68,7 +67,7 @@ class Trainer:
         self.device = self.row_source.device
         self.reward = make_reward(config.reward) if reward is None else reward
         names = self.row_source.blueprint_names
-        # A registered blueprint is one choice more, whatever the configuration counted.
+        # Registered blueprints are choices too, beyond those the configuration counted.
         network = config.policy.fitted(self.row_source.num_slots, len(names))
         self.policy = new_policy(
             network,
@@ -86,7 +85,7 @@ class Trainer:
         self.round = 0
         """Round in progress, or next."""
         self.tally = Tally(config.ppo.exploration.patience, self.policy.blueprint_names)
-        """What the finished rounds have come to."""
+        """Totals and averages of the finished rounds."""
         self.curriculum = Curriculum(config.stages)
         """Stage of the round in progress, or next."""
         self._rollout: Rollout | None = None
@@ -101,18 +100,18 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        """Decisions of every row in the round in progress."""
+        """Decisions of a row so far in the round in progress."""
         return self._rollout.step_count if self._in_round and self._rollout is not None else 0
 
     # ------------------------------------------------------------------------------------- rounds
 
     def run(self, rounds: int | None = None) -> Iterator[RoundReport]:
-        """Train to the end, or this many rounds; yield every round when it is finished."""
+        """Train all rounds, or this many; yield the report of every finished round."""
         reports = (progress.report for progress in self.train())
         return islice((report for report in reports if report is not None), rounds)
 
     def train(self) -> Iterator[Progress]:
-        """Train to the end; yield after every step, where `state_dict` may be taken."""
+        """Train all rounds; yield after every step. `state_dict` may be called in between."""
         while not self.is_done:
             if not self._in_round:
                 yield from self._open_round()
@@ -122,13 +121,13 @@ class Trainer:
             yield self._close_round(self._rollout)
 
     def close(self) -> None:
-        """Free processes and memory of the rows."""
+        """Free the processes and the memory of the rows."""
         if self.twins is not None:
-            self.twins.stop_ahead()
+            self.twins.close()
         self.row_source.close()
 
     def _open_round(self) -> Iterator[Progress]:
-        """Plan the rows, train twins that are missing, and live every row's first epoch."""
+        """Plan the rows, train missing twins, and train every row's first epoch."""
         stage = self.curriculum.stage
         plan = self.row_source.plan(self.round, stage)
         curves = regression = None
@@ -143,9 +142,8 @@ class Trainer:
             curves, regression = self.twins.scores(plan), self.twins.regression(plan)
         rollout = self._make_rollout()
         if self.twins is not None and self.twins.fit_beside_rows:
-            assert isinstance(rollout.environment, Population), "rows on a device of this process"
-            self.twins.begin_ahead(self._next_plans(self.twins, 1), stage)
-            rollout.environment.meanwhile = self.twins.advance
+            later = self._next_plans(self.twins, 1)
+            self.twins.train_beside(rollout.episodes.environment, later, stage)
         rollout.start(
             plan,
             curves,
@@ -156,12 +154,12 @@ class Trainer:
 
     def _step(self, rollout: Rollout) -> Progress:
         started = time.perf_counter()
-        active = rollout.active
+        episodes = rollout.episodes
+        active = episodes.active
         ops = rollout.step()
-        signals = rollout.signals
-        running = int(active.sum())
-        gains = (rollout.gains * active).sum() / running
-        scores = (signals.val_score * active).sum() / running
+        val_score, running = episodes.signals.val_score, int(active.sum())
+        gains = ((val_score - episodes.twin_scores) * active).sum() / running
+        scores = (val_score * active).sum() / running
         # One copy to the host for both.
         score, gain = torch.stack([scores, gains]).tolist()
         return self._progress(
@@ -169,7 +167,7 @@ class Trainer:
             rollout.step_count,
             rollout.steps,
             time.perf_counter() - started,
-            active=int(rollout.active.sum()),
+            active=int(episodes.active.sum()),
             env_steps=self.tally.env_steps + rollout.decided,
             score_mean=score,
             gain_mean=None if math.isnan(gain) else gain,
@@ -177,9 +175,9 @@ class Trainer:
         )
 
     def _close_round(self, rollout: Rollout) -> Progress:
-        """Learn from the round and count it."""
+        """Update the policy by the finished round, and report it."""
         outcome = rollout.finish()
-        standing = self.tally.add(outcome)
+        self.tally.add(outcome)
         started = time.perf_counter()
         batch = self.buffer.batch()
         self.policy.normalizer.update(batch.raw_states[batch.valid])
@@ -189,7 +187,7 @@ class Trainer:
             paid_off=self.tally.settled(outcome.tasks),
             round=self.round,
             tasks=outcome.tasks,
-            # What a rollback costs says nothing of what rewards are like.
+            # The penalty of a rollback says nothing about the scale of rewards.
             counts=~outcome.rolled_back,
         )
         units = self.agent.reward_scales.units(outcome.tasks)
@@ -204,8 +202,8 @@ class Trainer:
             outcome=outcome,
             update=update,
             paid_off=self.tally.paid_off,
-            score_rolling=standing.score_rolling,
-            merit_rolling=standing.merit_rolling,
+            score_rolling=self.tally.score_rolling,
+            merit_rolling=self.tally.merit_rolling,
             is_best=self.tally.judge(None if evaluation is None else self._merit(evaluation)),
             stage=self.curriculum.stage,
             timings={
@@ -223,12 +221,14 @@ class Trainer:
         return self._progress("update", 1, 1, updated, report=report)
 
     def _evaluate(self) -> Evaluation | None:
-        """Play greedy episodes on the seeds for selection where they are due."""
+        """Play greedy episodes on the selection seeds, where they are due."""
         every, done = self.config.evaluate_every, self.round + 1
         if not every or (done % every and done < self.config.rounds):
             return None
         if not isinstance(self.row_source, TaskRows):
-            raise UsageError("evaluate_every needs tasks; a given environment is evaluated by hand")
+            raise UsageError(
+                "evaluate_every needs tasks; with an environment of your own, set it to 0"
+            )
         if self._evaluator is None:
             self._evaluator = Evaluator(
                 self.config,
@@ -240,12 +240,12 @@ class Trainer:
         return self._evaluator.evaluate(self.policy)
 
     def _merit(self, evaluation: Evaluation) -> float:
-        """Return the mean return in units of the tasks, so that no task decides alone."""
+        """Return the mean return in units of each task, so that no task dominates."""
         units = self.agent.reward_scales.units(evaluation.tasks)
         return float((evaluation.returns / units).mean())
 
     def _next_plans(self, twins: TwinCurves, first: int = 0) -> list[RoundPlan]:
-        """Return plans whose rows are known already, `first` rounds from this one and later."""
+        """Return the plans of the next rounds, from `first` rounds after this one."""
         known = self.curriculum.known_rounds(self.config.rounds - self.round)
         last, stage = min(known, first + twins.rounds_ahead), self.curriculum.stage
         return [self.row_source.plan(self.round + number, stage) for number in range(first, last)]
@@ -266,7 +266,7 @@ class Trainer:
                 # Spread over the rows, so that several tasks and seeds are among them.
                 recorded_rows=[number * rows // recorded for number in range(recorded)],
             )
-        self._rollout.environment = environment
+        self._rollout.episodes.environment = environment
         return self._rollout
 
     def _progress(
@@ -296,7 +296,7 @@ class Trainer:
     # -------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on exactly from here, as plain data and tensors."""
+        """Return the whole state as plain data and tensors; training continues exactly from it."""
         rollout = None
         if self._in_round:
             assert self._rollout is not None
@@ -314,11 +314,11 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, restart_round: bool = False) -> None:
-        """Go on from what `state_dict` returned, in a trainer made the same way.
+        """Continue from `state_dict`, in a trainer with the same settings.
 
         Args:
             state: the state.
-            restart_round: play a round that was in progress from its beginning.
+            restart_round: start a round that was in progress again from its beginning.
         """
         try:
             self._refuse_other_blueprints(state["blueprints"])
@@ -331,7 +331,7 @@ class Trainer:
             self._twin_seconds = float(state["twin_seconds"])
             rollout = state["rollout"]
         except KeyError as error:
-            raise CheckpointError(f"this is no state of a training run: it lacks {error}") from None
+            raise CheckpointError(f"not the state of a training run: {error} is missing") from None
         self._in_round = rollout is not None and not restart_round
         if self._in_round:
             self._make_rollout().load_state_dict(rollout)
@@ -342,11 +342,11 @@ class Trainer:
             other = sorted(set(saved) ^ set(own)) or ["their order"]
             raise CheckpointError(
                 f"the run was started with other blueprints ({', '.join(other)}); register the "
-                "same ones in the same order before it is continued"
+                "same ones in the same order before you continue it"
             )
 
 
 def count_ops(ops: Tensor, active: Tensor) -> dict[str, int]:
-    """Return how often every op was decided in the rows that still run."""
+    """Return how often every op was chosen in the active rows."""
     counts = torch.bincount(ops[active], minlength=len(LifecycleOp)).tolist()
     return {op.name: counts[op] for op in LifecycleOp}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.lab.tasks import DataShelf, get_task
+from esper.lab.tasks import DataCache, get_task
 from esper.lab.tasks.presets import Digits
 
 
@@ -26,22 +26,22 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_tasks_on_one_source_share_what_is_read(reads: list[str]) -> None:
-    shelf = DataShelf()
-    plain = shelf.load(get_task("digits"))
-    small = shelf.load(get_task("digits", train_size=100, learning_rate=0.1))
-    noisy = shelf.load(get_task("digits", label_noise=0.3, horizon=9, validation_samples=10))
+    cache = DataCache()
+    plain = cache.load(get_task("digits"))
+    small = cache.load(get_task("digits", train_size=100, learning_rate=0.1))
+    noisy = cache.load(get_task("digits", label_noise=0.3, horizon=9, validation_samples=10))
     assert reads == ["digits"]
     assert plain.splits is small.splits is noisy.splits
-    assert shelf.load(get_task("digits", batch_size=8)) is plain, "it uses the same of it"
+    assert cache.load(get_task("digits", batch_size=8)) is plain, "it uses the same of it"
     assert [data.size("train") for data in (plain, small)] == [1079, 100]
     assert len(noisy.subset) == 10
 
 
 def test_other_splits_are_of_the_same_source(reads: list[str]) -> None:
-    shelf = DataShelf()
+    cache = DataCache()
     one, other = (
-        shelf.load(get_task("digits")),
-        shelf.load(get_task("digits", val_fraction=0.1)),
+        cache.load(get_task("digits")),
+        cache.load(get_task("digits", val_fraction=0.1)),
     )
     assert one.splits is not other.splits
     assert one.size("val") > other.size("val")
@@ -49,18 +49,18 @@ def test_other_splits_are_of_the_same_source(reads: list[str]) -> None:
 
 
 def test_what_no_task_needs_is_forgotten(reads: list[str]) -> None:
-    shelf, task = DataShelf(), get_task("digits")
-    first = shelf.load(task)
-    shelf.forget_all_but([get_task("digits", train_size=9)])
-    assert shelf.load(task).splits is first.splits
-    shelf.forget_all_but([])
-    assert shelf.load(task).splits is not first.splits
+    cache, task = DataCache(), get_task("digits")
+    first = cache.load(task)
+    cache.forget_all_but([get_task("digits", train_size=9)])
+    assert cache.load(task).splits is first.splits
+    cache.forget_all_but([])
+    assert cache.load(task).splits is not first.splits
     assert len(reads) == 2
 
 
 def test_data_is_what_a_task_loads_alone() -> None:
     task = get_task("digits", train_size=50, label_noise=0.2)
-    shared, alone = DataShelf().load(task), task.load()
+    shared, alone = DataCache().load(task), task.load()
     order = shared.order(3, 1)
     assert torch.equal(order, alone.order(3, 1))
     for one, other in zip(shared.batch("train", order), alone.batch("train", order), strict=True):
@@ -68,10 +68,10 @@ def test_data_is_what_a_task_loads_alone() -> None:
 
 
 def test_some_classes_are_splits_of_their_own(reads: list[str]) -> None:
-    shelf = DataShelf()
-    whole = shelf.load(get_task("digits"))
+    cache = DataCache()
+    whole = cache.load(get_task("digits"))
     few, noisy = (
-        shelf.load(get_task("digits", classes=(3, 5), num_classes=2, label_noise=noise))
+        cache.load(get_task("digits", classes=(3, 5), num_classes=2, label_noise=noise))
         for noise in (0.0, 0.3)
     )
     assert few.splits is noisy.splits is not whole.splits
