@@ -73,7 +73,8 @@ class GrowEnv(gymnasium.Env):
 
     def action_masks(self) -> Bools:
         """Return bool [choices of all heads]: the choices of every head that are legal now."""
-        return self.rows.action_mask()[0]
+        mask: Bools = self.rows.action_mask()[0]
+        return mask
 
     def masks(self) -> Masks:
         """Return the masks of the only row."""

@@ -1,11 +1,10 @@
-"""`esper clone`: a policy that does what a search found best on members like the one it sees.
+"""`esper clone`: trains a policy to imitate the best schedules of a search, by DAgger.
 
-A search has a schedule for every *train* member. A policy is taught to carry them out from what it
-sees alone, so that on a member it never saw it does what was best on members like it. It is taught
-by DAgger: in the first round the schedules act and the policy learns what they did; in every later
-round it acts itself in more and more of the rows, a teacher says what the schedule would have done
-there (`teacher`), and it learns from all rounds so far. So it also knows what to do after its own
-mistakes.
+A search finds a schedule for every *train* member. The policy learns to carry them out from its
+observations alone, so that on a new member it does what was best on similar ones. In the first
+round the schedules act. In every later round the policy acts in more of the rows, while
+`ScheduleTeacher` labels each state with the action of the schedule. The policy learns from all
+rounds so far, and so also learns what to do after its own mistakes.
 """
 
 from __future__ import annotations
@@ -23,23 +22,24 @@ from torch import Tensor
 
 from esper.lab.proof.arm import ScheduleArm
 from esper.lab.proof.plans import PlainSchedule
-from esper.lab.proof.play import Cell, PlayConfig, Player, Progress, Show, Stage
+from esper.lab.proof.play import (
+    Cell,
+    PlayConfig,
+    Player,
+    Progress,
+    Show,
+    Stage,
+    parse_schedules,
+)
 from esper.lab.tasks.family import MemberChoice
 from esper.lab.tasks.member import AnyMember
-from esper.leyline.actions import (
-    HEAD_NAMES,
-    LifecycleOp,
-    TensorRecord,
-    causal_table,
-    placeholder_actions,
-)
+from esper.leyline.actions import HEAD_NAMES, LifecycleOp, TensorRecord, causal_table
 from esper.leyline.config import Config, option
-from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import LIVE_STAGES, MODULE_STAGES
+from esper.simic.training.episodes import live_episodes
 from esper.simic.training.row_source import draw_uniforms
 from esper.tamiyo.controllers.policy_file import CHECKPOINT_POLICY, Policy, new_policy, save_policy
 from esper.tamiyo.controllers.registry import (
@@ -50,7 +50,7 @@ from esper.tamiyo.controllers.registry import (
     pack_choices,
     read_rows,
 )
-from esper.tamiyo.controllers.schedule import Entry, Schedule, carry_out, parse_schedule
+from esper.tamiyo.controllers.schedule import Entry, Schedule, carry_out
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.decision import OP
 from esper.utils.files import atomic_write_text
@@ -58,29 +58,29 @@ from esper.utils.manifest import MANIFEST_FILE
 from esper.utils.randomness import generator
 from esper.utils.storage import load_tree, save_tree
 
-# ---- What a schedule would do now, whoever has acted so far
+# ---- The action of a schedule in any state, whoever acted before
 
 
 class ScheduleTeacher:
-    """Says what every row's schedule would do next.
+    """Returns the next action of every row's schedule.
 
     Args:
-        schedules: one for every row, of `grow` entries alone: what a search finds.
+        schedules: one for every row, with `grow` entries only, as a search writes them.
     """
 
     def __init__(self, schedules: Sequence[Schedule]) -> None:
-        """Take the schedules; nothing is remembered from one decision to the next."""
+        """Keep the schedules; the teacher has no other state."""
         assert all(entry.is_tended for schedule in schedules for entry in schedule)
         self._schedules = tuple(schedules)
 
     def advise(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
-        """Return what each row should do."""
+        """Return the schedule's action in each row."""
         rows = read_rows(signals, masks)
         return pack_choices(list(map(advise_row, rows, self._schedules)), masks)
 
 
 def advise_row(row: RowView, schedule: Schedule) -> Choice:
-    """Return what one row should do."""
+    """Return the schedule's action in one row."""
     planned: dict[int, Entry] = {}
     for entry in schedule:
         slot = entry.slot_of(sum(row.enabled))
@@ -100,20 +100,20 @@ def advise_row(row: RowView, schedule: Schedule) -> Choice:
         if is_missing and row.epoch >= entry.first_epoch(row.horizon):
             choice = carry_out(entry, slot, row)
             wishes += [] if choice is None else [choice]
-    # What a gate has just refused does not keep other seeds of the row waiting.
+    # An op whose gate has just failed comes last, so that other seeds need not wait for it.
     failed = None if row.last_success else row.last_op
     return min(wishes, key=lambda wish: wish["op"] == failed, default=WAIT)
 
 
 CLONE_SEEDS = 1 << 34
-"""First seed of clones' episodes: none of a search, a training or an evaluation."""
+"""First seed of clones' episodes; searches, training and evaluations use smaller ones."""
 
 SUMMARY_FILE = "clone.json"
 _STATE, _KIND, _VERSION = "state", "clone", 1
 _NEVER = -1e9
-"""A logit of what is illegal: finite, so that a head without any choice has a gradient of 0."""
+"""Logit of illegal choices: finite, so that a head without any legal choice has a gradient of 0."""
 _HELD_OUT = 8
-"""One row in so many is not learned from, and says how well the rest was learned."""
+"""One row in 8 is held out for validation."""
 
 
 MINIBATCH = 64  # Episodes of one step.
@@ -122,7 +122,7 @@ MAX_GRAD_NORM = 1.0  # Norm to which gradients are clipped.
 
 @dataclass(frozen=True, kw_only=True)
 class CloneConfig(Config):
-    """What is cloned, on which members, and how."""
+    """Which schedules are cloned, on which members, and how."""
 
     plans: str = option("", "File with a schedule for every member: lessons.json of a search.")
     rounds: int = option(
@@ -157,22 +157,22 @@ class CloneConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Lessons(TensorRecord):
-    """Episodes with what the schedules would have done; tensors [N, T, ...] on the host."""
+    """Episodes labelled with the schedules' actions; tensors [N, T, ...] on the CPU."""
 
     states: Tensor
     """float32 [N, T, D], raw observations."""
     blueprints: Tensor
     """int64 [N, T, S]."""
     actions: Tensor
-    """int64 [N, T, 8], what the schedule would have done."""
+    """int64 [N, T, 8], the schedule's action."""
     masks: Tensor
-    """bool [N, T, 8, K], what could have been done."""
+    """bool [N, T, 8, K], legal choices."""
     counts: Tensor
-    """bool [N, T], the episode was running and there was a choice."""
+    """bool [N, T], the episode was running and more than one op was legal."""
 
     @classmethod
     def join(cls, parts: Sequence[Lessons]) -> Lessons:
-        """Return all episodes; shorter ones are filled up with steps that do not count."""
+        """Return all episodes; shorter ones are padded with steps that do not count."""
         steps = max(part.counts.shape[1] for part in parts)
 
         def padded(tensor: Tensor) -> Tensor:
@@ -191,21 +191,78 @@ def find_taught(
     """Return the members that have a schedule."""
     taught = [member for member in members if member.label in plans]
     if not taught:
-        raise UsageError("no member has a schedule; search on the members that are cloned")
+        raise UsageError("no member has a schedule; run `esper search` on these members first")
     return taught
+
+
+class _Dagger:
+    """Acts in the rows of one round and collects its lessons.
+
+    Args:
+        policy: acts in the rows that are not taught.
+        teacher: acts in the others, and labels every state.
+        taught: bool [R], rows in which the teacher acts.
+        keys: keys of the policy's draws.
+    """
+
+    def __init__(
+        self, policy: Policy, teacher: ScheduleTeacher, taught: Tensor, keys: tuple[int, ...]
+    ) -> None:
+        self._policy, self._teacher, self._taught, self._keys = policy, teacher, taught, keys
+        self._kept: dict[str, list[Tensor]] = {field.name: [] for field in fields(Lessons)}
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Start an episode in every row."""
+        self._hidden = self._policy.network.initial_hidden(rows)
+        self._active = torch.ones(rows, dtype=torch.bool, device=device)
+
+    @torch.no_grad()
+    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return the teacher's action in taught rows and the policy's in the others."""
+        policy, kept, rows = self._policy, self._kept, signals.rows
+        network, table, device = policy.network, policy.network.table, masks.op.device
+        is_over = signals.rolled_back | (signals.epoch >= signals.max_epochs)
+        self._active &= ~is_over.to(device)
+        wanted = self._teacher.advise(signals, masks)
+        raw, blueprints = policy.layout.observe(signals, device)
+        uniforms = draw_uniforms(rows, *self._keys, len(kept["states"]), "clone", device=device)
+        own = network.get_action(
+            policy.normalizer.normalize(raw),
+            masks,
+            blueprints,
+            self._hidden,
+            explore=False,
+            uniforms=uniforms,
+        )
+        self._hidden = own.hidden
+        chosen = table.rows_of(wanted["op"], wanted["slot"])
+        step = {
+            "states": raw,
+            "blueprints": blueprints,
+            "actions": torch.stack([wanted[head] for head in HEAD_NAMES], -1),
+            "masks": table.select(table.row_masks(masks, (rows,)), chosen),
+            "counts": self._active & (masks.op.sum(1) > 1),
+        }
+        for name, tensor in step.items():
+            kept[name].append(tensor.cpu())
+        return {head: torch.where(self._taught, wanted[head], own[head]) for head in HEAD_NAMES}
+
+    def lessons(self) -> Lessons:
+        """Return the episodes."""
+        return Lessons(**{name: torch.stack(steps, 1) for name, steps in self._kept.items()})
 
 
 class Cloner:
     """A clone in its folder.
 
     Args:
-        config: how it is made.
-        members: what it learns on; those without a schedule are left out.
+        config: settings of the clone.
+        members: members to learn on; those without a schedule are left out.
         plans: schedules by member.
-        folder: where it is and goes.
+        folder: where the clone is saved, and continued from.
         player: grows the networks.
-        show: is told how far it is.
-        is_stopped: is asked after every epoch and every pass.
+        show: called with the progress.
+        is_stopped: called after every epoch and every pass; True stops the clone.
     """
 
     def __init__(
@@ -218,7 +275,7 @@ class Cloner:
         show: Show = lambda progress: None,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Find the members; nothing is played yet."""
+        """Find the members, and load what is in the folder."""
         self.config, self.folder, self._player = config, folder, player
         self._plans = plans
         self._show, self._is_stopped = show, is_stopped
@@ -227,12 +284,12 @@ class Cloner:
         self._lessons: list[Lessons] = []
         self._policy: Policy | None = None
         self.history: list[dict[str, float | None]] = []
-        """What came of every round; one that was played and not learned from has no loss yet."""
+        """Figures of every round; a round that was played but not learned from has no loss yet."""
         if (folder / _STATE / MANIFEST_FILE).exists():
             self._load()
 
     def run(self) -> bool:
-        """Play and learn round after round; return whether all were done."""
+        """Play and learn round after round; return False if stopped."""
         try:
             for number in range(self.config.rounds):
                 if number == len(self.history) and not self._play(number):
@@ -244,7 +301,7 @@ class Cloner:
         return True
 
     def summary(self) -> dict[str, Any]:
-        """Return what came of it."""
+        """Return the members, the figures of every round, and the folder of the policy."""
         return {
             "members": [member.label for member in self.members],
             "rounds": self.history,
@@ -254,54 +311,24 @@ class Cloner:
     # -------------------------------------------------------------------------------------- playing
 
     def _play(self, number: int) -> bool:
-        """Play the episodes of a round; return whether it was not stopped."""
+        """Play the episodes of a round; return False if stopped."""
         stage = self._player.prepare(self._cells(number))
-        population, teacher = stage.population, self._teacher_of(stage)
-        device, rows = population.device, population.rows
-        policy = self._policy_for(stage)
-        policy.network.to(device)
-        policy.normalizer.to(device)
-        network, table, layout = policy.network, policy.network.table, policy.layout
-        signals = population.reset(stage.seeds)
-        hidden = network.initial_hidden(rows)
-        wait = placeholder_actions(rows, device)
-        active = torch.ones(rows, dtype=torch.bool, device=device)
-        taught = self._taught_rows(number, rows).to(device)
-        steps = int((signals.max_epochs - signals.epoch).max())
-        kept: dict[str, list[Tensor]] = {field.name: [] for field in fields(Lessons)}
-        for step in range(steps):
-            masks = population.masks().to(device)
-            wanted = teacher.advise(signals, masks)
-            with torch.no_grad():
-                raw, blueprints = layout.observe(signals, device)
-                uniforms = draw_uniforms(
-                    rows, self.config.seed, number, step, "clone", device=device
-                )
-                own = network.get_action(
-                    policy.normalizer.normalize(raw),
-                    masks,
-                    blueprints,
-                    hidden,
-                    explore=False,
-                    uniforms=uniforms,
-                )
-                hidden = own.hidden
-                legal = table.row_masks(masks, (rows,))
-                kept["states"].append(raw.cpu())
-                kept["blueprints"].append(blueprints.cpu())
-                kept["actions"].append(torch.stack([wanted[h] for h in HEAD_NAMES], -1).cpu())
-                chosen = table.rows_of(wanted["op"], wanted["slot"])
-                kept["masks"].append(table.select(legal, chosen).cpu())
-                kept["counts"].append((active & (masks.op.sum(1) > 1)).cpu())
-                acted = {head: torch.where(taught, wanted[head], own[head]) for head in wait}
-                acted = {head: torch.where(active, acted[head], wait[head]) for head in wait}
-            signals = population.step(acted)
-            active = active & ~(signals.rolled_back | (signals.epoch >= signals.max_epochs))
-            self._tell(number, (step + 1) / steps / 2, f"epoch {step + 1}")
+        population = stage.population
+        policy = self._policy_for(stage).to(population.device)
+        cells, context = [cell for cell, _ in stage.cells], stage.context(self.config.seed)
+        teacher = ScheduleTeacher(parse_schedules(cells, context))
+        taught = self._taught_rows(number, population.rows)
+        keys = (self.config.seed, number)
+        actor = _Dagger(policy, teacher, taught.to(population.device), keys)
+        for epoch, moment in enumerate(live_episodes(population, actor, stage.seeds)):
+            if moment.actions is None:
+                steps = int((moment.signals.max_epochs - moment.signals.epoch).max())
+                continue
+            self._tell(number, epoch / steps / 2, f"epoch {epoch}")
             if self._is_stopped():
                 return False
-        self._lessons.append(Lessons(*(torch.stack(kept[f.name], 1) for f in fields(Lessons))))
-        scores, taught = signals.val_score.cpu().double(), taught.cpu()
+        self._lessons.append(actor.lessons())
+        scores = moment.signals.val_score.cpu().double()
         outcome: dict[str, float | None] = {"teacher_share": _teacher_share(number)}
         for name, which in (("teacher_score", taught), ("clone_score", ~taught)):
             outcome[name] = float(scores[which].mean()) if bool(which.any()) else None
@@ -310,7 +337,7 @@ class Cloner:
         return True
 
     def _cells(self, number: int) -> list[Cell]:
-        """Return the episodes of a round: of members drawn for it, or of all, some once more."""
+        """Return the episodes of a round, dealt out among the members in a random order."""
         stream = generator(self.config.seed, number, "clone members")
         order = torch.randperm(len(self.members), generator=stream).tolist()
         share, more = divmod(self.config.episodes, len(self.members))
@@ -323,22 +350,8 @@ class Cloner:
             if counts[place]
         ]
 
-    def _teacher_of(self, stage: Stage) -> ScheduleTeacher:
-        """Return who says what the schedules of a round's rows would do."""
-        context = ControllerContext(
-            slot_names=SlotConfig.of(stage.population.num_slots).slot_ids,
-            blueprint_names=stage.population.known_blueprints(),
-            seed=self.config.seed,
-        )
-        schedules = []
-        for cell, _ in stage.cells:
-            label = cell.member.label
-            schedule = parse_schedule(self._plans[label], context, where=label)
-            schedules += [schedule] * len(cell.seeds)
-        return ScheduleTeacher(schedules)
-
     def _taught_rows(self, number: int, rows: int) -> Tensor:
-        """Return bool [R], the rows in which the schedule acts itself."""
+        """Return bool [R], the rows in which the schedule acts."""
         stream = generator(self.config.seed, number, "taught rows")
         return torch.rand(rows, generator=stream) < _teacher_share(number)
 
@@ -356,7 +369,7 @@ class Cloner:
     # ------------------------------------------------------------------------------------- learning
 
     def _learn(self, number: int) -> bool:
-        """Learn from all rounds so far; return whether it was not stopped."""
+        """Learn from all rounds so far; return False if stopped."""
         assert self._policy is not None, "episodes come first"
         policy, config = self._policy, self.config
         device = policy.network.floors.device
@@ -395,11 +408,11 @@ class Cloner:
         return True
 
     def _tell(self, number: int, share: float, text: str) -> None:
-        """Show how far it is: a round is half episodes, half passes."""
+        """Show the progress: episodes are half of a round, passes the other half."""
         rounds = self.config.rounds
-        told = f"round {number + 1} of {rounds}, {text}"
+        line = f"round {number + 1} of {rounds}, {text}"
         spent = time.monotonic() - self._started
-        self._show(Progress(number + share, float(rounds), spent, told))
+        self._show(Progress(number + share, float(rounds), spent, line))
 
     # ---------------------------------------------------------------------------------------- state
 
@@ -436,15 +449,15 @@ class Cloner:
 
 
 def _teacher_share(number: int) -> float:
-    """Return the share of rows in which schedules act themselves."""
+    """Return the share of rows in which the schedules act."""
     return float(0.5**number)
 
 
 def _imitate(policy: Policy, lessons: Lessons, smoothing: float) -> tuple[Tensor, float | None]:
-    """Return the mean loss of a step that counts, and how often the op was the one wanted.
+    """Return the mean loss of the steps that count, and the share of ops that agree.
 
-    Agreement is over steps in which the schedule does something, as most of the time it waits; None
-    where there are none.
+    Agreement is over steps in which the schedule does not wait, as it does most of the time; None
+    without such steps.
     """
     network = policy.network
     scores = network.score(
@@ -461,8 +474,8 @@ def _imitate(policy: Policy, lessons: Lessons, smoothing: float) -> tuple[Tensor
     every = scores.logits.masked_fill(~legal, _NEVER).log_softmax(-1)
     even = every.masked_fill(~legal, 0.0).sum(-1) / legal.sum(-1).clamp(min=1)
     even = even * causal_table().to(even.device)[op]
-    told = (1 - smoothing) * scores.log_probs + smoothing * even
-    loss = -(told.sum(-1) * counts).sum() / counts.sum().clamp(min=1)
+    smoothed = (1 - smoothing) * scores.log_probs + smoothing * even
+    loss = -(smoothed.sum(-1) * counts).sum() / counts.sum().clamp(min=1)
     ops = scores.logits[..., OP, :].masked_fill(~lessons.masks[..., OP, :], -torch.inf)
     does = counts & (op != int(LifecycleOp.WAIT))
     return loss, float((ops.argmax(-1) == op)[does].float().mean()) if bool(does.any()) else None

@@ -1,8 +1,8 @@
-"""Playing cells: arms on members with seeds, all of them rows of as few populations as possible.
+"""Plays cells, which are arms on members with seeds, as rows of as few populations as possible.
 
-What a row becomes depends on its member, its arm and its seed alone, so cells can be played in any
-company and in any order. One population plays one chunk after another and keeps what it has: worker
-processes, sources of data, captured steps.
+A row depends on its member, its arm and its seed alone, so cells can be played together in any
+combination and order. One population plays one chunk after another and keeps its worker processes,
+its data and its captured steps.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import AlphaAlgorithm, SeedStage
 from esper.simic.training.config import LIFE
 from esper.simic.training.episodes import live_episodes
-from esper.tamiyo.controllers.schedule import ScheduleController, parse_schedule
+from esper.tamiyo.controllers.schedule import Schedule, ScheduleController, parse_schedule
 from esper.utils.process import choose_device
 
 ENDS: tuple[Split, ...] = ("val", "test")
-"""Splits that networks are judged by at their end."""
+"""Splits on which finished networks are evaluated."""
 
 Ends = tuple[Tensor, Tensor]
 """Scores and losses of all rows."""
@@ -47,7 +47,7 @@ Ends = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class PlayConfig(HostMultiples):
-    """How cells are played: the same limits for all of them, and where they run."""
+    """How cells are played: limits, the same for all of them, and device."""
 
     param_limit: float = host_multiple("parameters", GROWTH_LIMIT)
     flop_limit: float = host_multiple("operations per sample", GROWTH_LIMIT)
@@ -74,24 +74,24 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells its result apart."""
+        """Key of its result."""
         return self.purpose, self.arm.name, self.member.label
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the playing is."""
+    """Progress of the whole work."""
 
     done: float
-    """Row-epochs lived through."""
+    """Epochs trained, summed over rows."""
     total: float
     seconds: float
-    """Since it began."""
+    """Since the start."""
     text: str
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that it will still take, None at the beginning."""
+        """Estimated seconds left; None at the beginning."""
         return self.seconds * (self.total - self.done) / self.done if self.done else None
 
 
@@ -99,7 +99,7 @@ Show = Callable[[Progress], None]
 
 
 class _Clock:
-    """Counts row-epochs and tells how long the rest will take."""
+    """Counts the epochs of rows and shows the progress."""
 
     def __init__(self, total: float, show: Show) -> None:
         self.text = ""
@@ -118,22 +118,31 @@ class Stage:
     """Cells that are played together."""
 
     population: AnyPopulation
-    controllers: RowControllers
-    """Who decides, as their arms say."""
-    seeds: list[int]
-    """Of every row."""
     cells: list[tuple[Cell, int]]
     """In the order of the rows, each with the index of its task."""
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seed of every row."""
+        return [seed for cell, _ in self.cells for seed in cell.seeds]
+
+    def context(self, seed: int) -> ControllerContext:
+        """Return what controllers of the rows are built with."""
+        return ControllerContext(
+            slot_names=SlotConfig.of(self.population.num_slots).slot_ids,
+            blueprint_names=self.population.known_blueprints(),
+            seed=seed,
+        )
 
 
 class Player:
     """Plays cells, chunk by chunk.
 
     Args:
-        config: limits, device and how rows live.
-        show: is told about every epoch.
-        is_stopped: is asked after every epoch; where it says so, the chunk is given up.
-        cluster: where rows live instead of in this process.
+        config: limits, device and the lifecycle of rows.
+        show: called with the progress after every epoch.
+        is_stopped: called after every epoch; if it returns True, the chunk is dropped.
+        cluster: Ray cluster that holds the rows; by default this process does.
     """
 
     def __init__(
@@ -143,14 +152,14 @@ class Player:
         is_stopped: Callable[[], bool] = lambda: False,
         cluster: RayCluster | None = None,
     ) -> None:
-        """Nothing is read or built yet."""
+        """Prepare; `play` reads data and builds rows."""
         self.cluster = cluster
         self.config = config
         self._show, self._is_stopped = show, is_stopped
         self._population: AnyPopulation | None = None
 
     def play(self, cells: Sequence[Cell]) -> Iterator[list[CellResult]]:
-        """Yield the results of one chunk after another; ends early where it is stopped."""
+        """Yield the results of one chunk after another; end early if stopped."""
         if not cells:
             return
         chunks = make_chunks(cells, self._rows)
@@ -168,18 +177,18 @@ class Player:
             self.close()
 
     def play_missing(self, cells: Sequence[Cell], results: ResultFile) -> bool:
-        """Play what results lack and add it to them; return whether all of it is there now."""
+        """Play cells without a result and store theirs; return whether all have one now."""
         for found in self.play([cell for cell in cells if cell.key not in results]):
             results.add(found)
         return all(cell.key in results for cell in cells)
 
     def horizon_of(self, cell: Cell) -> int:
-        """Return how many epochs a cell's rows live."""
+        """Return the epochs of a cell's rows."""
         return self.config.horizon or cell.member.task().config.horizon
 
     @property
     def device(self) -> torch.device:
-        """Where rows run; asked for when there are some, so that results can be read without it."""
+        """Where rows run; looked up late, so that results can be read on a machine without it."""
         return choose_device(self.config.device)
 
     @property
@@ -196,12 +205,9 @@ class Player:
         return type(task)(config)
 
     def prepare(self, cells: Sequence[Cell]) -> Stage:
-        """Return the rows of some cells, and who decides for them."""
+        """Build the rows of some cells."""
         tasks, placed = self._by_task(cells)
-        population = self._assign(tasks, placed)
-        controller = self._controllers(population, [cell for cell, _ in placed])
-        seeds = [seed for cell, _ in placed for seed in cell.seeds]
-        return Stage(population, controller, seeds, placed)
+        return Stage(self._assign(tasks, placed), placed)
 
     def close(self) -> None:
         """Free the rows."""
@@ -210,18 +216,18 @@ class Player:
         self._population = None
 
     def _play_chunk(self, chunk: Sequence[Cell], clock: _Clock) -> list[CellResult] | None:
-        """Return the results of cells that are played together, None where it was stopped."""
+        """Play cells together and return their results; None if stopped."""
         stage = self.prepare(chunk)
         population, cells = stage.population, stage.cells
         tally = _Tally(population)
-        moments = live_episodes(population, stage.controllers, stage.seeds)
+        moments = live_episodes(population, _make_controllers(stage), stage.seeds)
         for epoch, moment in enumerate(moments, start=1):
             lived = tally.note(moment.signals.to("cpu"), is_start=moment.actions is None)
             clock.tick(lived, epoch)
             if self._is_stopped():
                 return None
-        # Networks are told apart by few points: a validation split says more than the part of it
-        # that epochs are judged by.
+        # Networks differ by few points, so the whole validation split is scored here, not only
+        # the subset that is scored after every epoch.
         ends = {split: population.results_on(split) for split in ENDS}
         found, start = [], 0
         for cell, index in cells:
@@ -232,7 +238,7 @@ class Player:
         return found
 
     def _assign(self, tasks: list[Task], cells: Sequence[tuple[Cell, int]]) -> AnyPopulation:
-        """Return the population, with rows for these cells; it is made for the first of them."""
+        """Return the population with rows for these cells; the first call makes it."""
         task_of_row = [index for cell, index in cells for _ in cell.seeds]
         counts = [task_of_row.count(index) for index in range(len(tasks))]
         if self._population is not None:
@@ -252,7 +258,7 @@ class Player:
         return self._population
 
     def _by_task(self, cells: Sequence[Cell]) -> tuple[list[Task], list[tuple[Cell, int]]]:
-        """Return the tasks, and the cells with the index of theirs, task by task."""
+        """Return the tasks, and the cells with the index of their task, sorted by it."""
         tasks: list[Task] = []
         places: dict[str, int] = {}
         found = []
@@ -265,39 +271,41 @@ class Player:
             found.append((cell, places[key]))
         return tasks, sorted(found, key=lambda pair: pair[1])
 
-    def _controllers(self, population: AnyPopulation, cells: Sequence[Cell]) -> RowControllers:
-        """Return the controllers of all rows; one carries out all schedules."""
-        groups: dict[tuple[str, ...], list[tuple[Cell, list[int]]]] = {}
-        start = 0
-        for cell in cells:
-            rows = list(range(start, start + len(cell.seeds)))
-            groups.setdefault(group_of(cell.arm, cell.member), []).append((cell, rows))
-            start += len(cell.seeds)
-        parts = []
-        for members in groups.values():
-            rows = [row for _, own in members for row in own]
-            parts.append((self._controller(population, [cell for cell, _ in members]), rows))
-        return RowControllers(parts)
 
-    def _controller(self, population: AnyPopulation, cells: Sequence[Cell]) -> Controller:
+def _make_controllers(stage: Stage) -> RowControllers:
+    """Return the controllers of all rows; one carries out all schedules."""
+    groups: dict[tuple[str, ...], list[tuple[Cell, range]]] = {}
+    start = 0
+    for cell, _ in stage.cells:
+        rows = range(start, start + len(cell.seeds))
+        groups.setdefault(group_of(cell.arm, cell.member), []).append((cell, rows))
+        start = rows.stop
+    parts: list[tuple[Controller, list[int]]] = []
+    for members in groups.values():
+        cells = [cell for cell, _ in members]
         first = cells[0]
-        context = ControllerContext(
-            slot_names=SlotConfig.of(population.num_slots).slot_ids,
-            blueprint_names=population.known_blueprints(),
-            seed=seed_of(first.arm, first.member),
-        )
+        context = stage.context(seed_of(first.arm, first.member))
         if isinstance(first.arm, ControllerArm):
-            return first.arm.controller(context)
-        schedules = []
-        for cell in cells:
-            plain = cell.arm.schedule(cell.member) if isinstance(cell.arm, ScheduleArm) else ()
-            where = f"arm {cell.arm.name!r}"
-            schedules += [parse_schedule(plain, context, where=where)] * len(cell.seeds)
-        return ScheduleController(schedules, context, is_quiet=True)
+            controller: Controller = first.arm.controller(context)
+        else:
+            schedules = parse_schedules(cells, context)
+            controller = ScheduleController(schedules, context, is_quiet=True)
+        parts.append((controller, [row for _, own in members for row in own]))
+    return RowControllers(parts)
+
+
+def parse_schedules(cells: Sequence[Cell], context: ControllerContext) -> list[Schedule]:
+    """Return the schedule of every row; rows of arms without one only wait."""
+    found: list[Schedule] = []
+    for cell in cells:
+        plain = cell.arm.schedule(cell.member) if isinstance(cell.arm, ScheduleArm) else ()
+        where = f"arm {cell.arm.name!r} on {cell.member.label!r}"
+        found += [parse_schedule(plain, context, where=where)] * len(cell.seeds)
+    return found
 
 
 def make_chunks(cells: Sequence[Cell], rows: int) -> list[list[Cell]]:
-    """Return cells in groups of at most so many rows, where a cell alone is no larger."""
+    """Group cells into chunks of at most so many rows; a larger cell is a chunk of its own."""
     chunks: list[list[Cell]] = []
     room = 0
     for cell in cells:
@@ -310,7 +318,7 @@ def make_chunks(cells: Sequence[Cell], rows: int) -> list[list[Cell]]:
 
 
 class _Tally:
-    """What is counted while rows live."""
+    """Counts operations and events of rows while they train."""
 
     def __init__(self, population: AnyPopulation) -> None:
         rows = population.rows
@@ -325,8 +333,8 @@ class _Tally:
         self._signals: Signals | None = None
 
     def note(self, signals: Signals, *, is_start: bool) -> int:
-        """Count an epoch, before the first of which nothing was decided; return how many lived."""
-        # A row that has lived through its horizon rests, and costs no more.
+        """Count an epoch; return the number of rows that trained. No action precedes the first."""
+        # A row past its horizon is idle and costs nothing.
         lived = signals.epoch > self._epoch
         self._epoch = signals.epoch
         self._training += training_flops(signals) * lived
@@ -342,7 +350,7 @@ class _Tally:
     def result(
         self, cell: Cell, task: Task, data: TaskData, ends: Mapping[Split, Ends], rows: slice
     ) -> CellResult:
-        """Return what came of a cell; `ends` are scores and losses of all rows by split."""
+        """Return the result of a cell; `ends` are scores and losses of all rows by split."""
         signals = self._signals
         assert signals is not None, "an episode has at least one epoch"
         own = cell.member.task()
@@ -375,7 +383,7 @@ class _Tally:
 
 
 def grown_seeds(signals: Signals, row: int, slot_names: Sequence[str]) -> list[dict[str, object]]:
-    """Return the seeds that are blended into a row's network, in plain data."""
+    """Return the seeds that are blended into a row's network, as plain data."""
     blueprints = Population.known_blueprints()
     found = []
     for slot, name in enumerate(slot_names):

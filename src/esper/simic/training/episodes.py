@@ -14,15 +14,15 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from esper.lab.population.population import Population
 from esper.leyline.actions import Actions, TensorRecord, placeholder_actions
-from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError
+from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.simic.rewards.contract import Reward, RewardStep, Transition
 from esper.simic.training.config import TrainConfig
@@ -253,8 +253,18 @@ class Moment:
     """{head: int64 [R]}, as carried out; None after the first epoch."""
 
 
+class Actor(Protocol):
+    """Chooses the actions of rows: every `Controller` does."""
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Start an episode in every row."""
+
+    def act(self, signals: Signals, masks: Masks) -> Actions:
+        """Return one action per row."""
+
+
 def live_episodes(
-    environment: Environment, controller: Controller, row_seeds: Sequence[int] | None = None
+    environment: Environment, controller: Actor, row_seeds: Sequence[int] | None = None
 ) -> Iterator[Moment]:
     """Let a controller play one episode in every row; yield after every epoch.
 
