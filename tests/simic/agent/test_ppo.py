@@ -344,7 +344,7 @@ def test_an_anchor_holds_a_policy_near_its_start(layout: str) -> None:
 
 
 def test_a_start_of_another_shape_is_refused() -> None:
-    with pytest.raises(UsageError, match="another network than this run's"):
+    with pytest.raises(UsageError, match="another network than this run"):
         make_agent().start_from(small_policy(lstm_hidden_dim=16))
 
 

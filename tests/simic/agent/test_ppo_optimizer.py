@@ -6,8 +6,8 @@ import torch
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import CheckpointError
 from esper.simic.agent.config import GROUP_NAMES, PerHead, PPOConfig
+from esper.simic.agent.passes import GradientNorms
 from esper.simic.agent.ppo import (
-    GradientNorms,
     forget,
     group_of,
     load_optimizer_state,

@@ -284,7 +284,7 @@ def test_a_round_can_be_played_again_from_its_beginning() -> None:
 
 
 def test_what_is_no_state_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="lacks 'blueprints'"):
+    with pytest.raises(CheckpointError, match="'blueprints' is missing"):
         make_trainer().load_state_dict({})
 
 

@@ -1,18 +1,19 @@
-"""The passes of one update over its round: score, step, and measure what the steps did."""
+"""The passes of one update over its round: score, step, and measure the change of the policy."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.errors import NonFiniteError
-from esper.simic.agent.config import GROUP_NAMES, VALUE
+from esper.simic.agent.config import GROUP_NAMES, VALUE, PPOConfig
 from esper.simic.agent.diagnostics import (
     FEEDBACK_ROWS,
     OP,
@@ -27,20 +28,43 @@ from esper.simic.agent.losses import entropy_coefficient, not_yet, value_errors
 from esper.simic.agent.objective import Objective, Scored, Targets
 from esper.simic.agent.report import ClampCounter, NonFinite, UpdateReport, head_rows
 from esper.simic.agent.rollout_buffer import RolloutBatch
+from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.decision import Scores
 from esper.utils.process import gpu_memory_share, resident_bytes
 
-if TYPE_CHECKING:
-    from esper.simic.agent.ppo import PPOAgent
-
-
 KL_SLACK = 1.5
-"""An update goes on until its KL exceeds the target this many times."""
+"""An update stops when its KL exceeds the target by this factor."""
+
+
+class GradientNorms:
+    """Measures and clips gradients, by parameter group."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look up the group of every parameter."""
+        self._parameters: list[nn.Parameter] = []
+        owners: list[int] = []
+        for index, group in enumerate(optimizer.param_groups):
+            self._parameters += group["params"]
+            owners += [index] * len(group["params"])
+        self._owners = torch.tensor(owners, device=self._parameters[0].device)
+
+    def clip(self, longest: float) -> Tensor:
+        """Clip the total norm; return the norms before, float32 [groups + 1], the total last.
+
+        A gradient that is not finite is left as it is.
+        """
+        gradients = [each.grad for each in self._parameters if each.grad is not None]
+        assert len(gradients) == len(self._parameters), "every parameter takes part in the loss"
+        squares = torch.stack(torch._foreach_norm(gradients)).square()
+        by_group = squares.new_zeros(len(GROUP_NAMES)).index_add_(0, self._owners, squares)
+        total = by_group.sum().sqrt()
+        torch._foreach_mul_(gradients, (longest / (total + 1e-6)).clamp(max=1.0))
+        return torch.cat([by_group.sqrt(), total.unsqueeze(0)])
 
 
 @dataclass(slots=True)
 class _Epoch:
-    """One pass: when it began, and the gradient norms of its steps."""
+    """One pass: its start, and the gradient norms of its steps."""
 
     ordinal: int
     started: float = field(default_factory=time.perf_counter)
@@ -52,30 +76,41 @@ class Passes:
     """One update while it runs.
 
     Args:
-        agent: whose policy learns.
+        policy: the policy that learns.
+        optimizer: its optimizer.
+        config: settings of the learner.
         batch: the round.
-        targets: what it teaches.
+        targets: learning targets of the round.
         progress: share of the training that is done.
         paid_off: [R], running share of the episodes of a row's task that pay off.
+        op_reference: logits that the op stays close to, as in `curiosity`.
+        anchor: [R, T, 8, K], logits of the policy that training started from; None without one.
+        imitate: returns the imitation loss of one of several parts of a pass.
     """
 
     def __init__(
         self,
-        agent: PPOAgent,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        config: PPOConfig,
         batch: RolloutBatch,
         targets: Targets,
         *,
         progress: float,
         paid_off: Tensor,
+        op_reference: Tensor,
+        anchor: Tensor | None,
+        imitate: Callable[[int, int], Tensor],
     ) -> None:
-        """Prepare the objective; nothing is scored yet."""
-        self._agent, self._config, self._network = agent, agent.config, agent.network
+        """Prepare the objective; `run` scores and steps."""
+        self._policy, self._network, self._config = policy, policy.network, config
+        self._optimizer, self._norms = optimizer, GradientNorms(optimizer)
         self._batch, self._targets = batch, targets
         self._progress, self._paid_off = progress, paid_off
-        self._reference = agent.op_reference
-        self._anchor = agent.anchor_logits(batch)
-        self._objective = Objective(agent.config, progress, targets.shares)
-        self._count = min(agent.config.minibatches, batch.rows)
+        self._reference, self._anchor, self._imitate = op_reference, anchor, imitate
+        self._device = batch.values.device
+        self._objective = Objective(config, progress, targets.shares)
+        self._count = min(config.minibatches, batch.rows)
         self._usable = batch.usable
         self._latest = Scored.empty(batch.values, len(HEAD_NAMES))
         self._old = torch.zeros_like(self._latest.log_probs)
@@ -87,7 +122,7 @@ class Passes:
         self.nonfinite: list[NonFinite] = []
 
     def run(self, order: torch.Generator) -> None:
-        """Take up to K passes; rows are shuffled by `order` where there are minibatches."""
+        """Make up to K passes; with minibatches, rows are shuffled by `order`."""
         parts = self._split(order)
         if self._count > 1 and not self._score_reference(parts):
             return
@@ -104,7 +139,7 @@ class Passes:
             if self.nonfinite:
                 self._latest.forget()
             if finished is not None and (epoch.norms or self._count == 1):
-                # The forward passes just made show what the pass before them did.
+                # The forward passes just made measure the pass before them.
                 self._record(finished, torch.cat(seen) if seen else None)
                 finished = None
             if epoch.norms:
@@ -118,20 +153,20 @@ class Passes:
     # ------------------------------------------------------------------------------ one minibatch
 
     def _split(self, order: torch.Generator) -> list[Tensor | None]:
-        """Return the rows of every minibatch; None is all of them as they lie."""
+        """Return the rows of every minibatch; None stands for all rows in order."""
         if self._count == 1:
             return [None]
-        shuffled = torch.randperm(self._batch.rows, generator=order).to(self._agent.device)
+        shuffled = torch.randperm(self._batch.rows, generator=order).to(self._device)
         return list(shuffled.tensor_split(self._count))
 
     def _learn(self, rows: Tensor | None, epoch: _Epoch, part: int) -> bool:
-        """Take one step on some rows, the given part of a pass; return whether it was taken."""
+        """Take one optimizer step on some rows, one part of a pass; return whether it was taken."""
         scores = self._score(rows, epoch.ordinal, "log_prob")
         if scores is None:
             return False
         is_first = self._count == 1 and epoch.ordinal == 0
         if is_first:
-            # These are the weights it starts from: the reference and the first pass are one.
+            # The weights are those that the update starts from, so the first pass is the reference.
             self._old.copy_(scores.log_probs.detach())
             self._measure_feedback(rows, scores)
         scored = self._scored(scores, rows)
@@ -139,7 +174,7 @@ class Passes:
         old = _rows(self._old, rows)
         share = 1.0 if rows is None else len(rows) / self._batch.rows
         losses = self._objective(scored, old, targets, share)
-        loss = losses.total + self._agent.imitate(part, self._count)
+        loss = losses.total + self._imitate(part, self._count)
         self._latest.write(rows, scored)
         kl = self._kl(scored.log_probs.detach() - old, _rows(self._usable, rows))
         moved, total = torch.stack([kl, loss.detach()]).tolist()
@@ -149,10 +184,9 @@ class Passes:
         if 0 < self._config.target_kl * KL_SLACK < moved:
             self._stopped = True
             return False
-        optimizer = self._agent.optimizer
-        optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norms = self._agent.norms.clip(self._config.max_grad_norm)
+        norms = self._norms.clip(self._config.max_grad_norm)
         if not bool(torch.isfinite(norms[-1])):
             heads = [
                 name
@@ -161,13 +195,13 @@ class Passes:
             ]
             self.nonfinite.append(NonFinite(epoch.ordinal, "gradient", tuple(heads)))
             return False
-        optimizer.step()
+        self._optimizer.step()
         self._steps += 1
         epoch.norms.append(norms)
         return True
 
     def _score(self, rows: Tensor | None, epoch: int, kind: str) -> Scores | None:
-        """Return the scores of some rows; None, and a record of it, where a logit is not finite."""
+        """Return the scores of some rows; None if a logit is not finite, which is recorded."""
         batch = self._batch
         states, blueprints = _rows(batch.states, rows), _rows(batch.blueprint_indices, rows)
         actions, masks = _rows(batch.actions, rows), _rows(batch.masks, rows)
@@ -197,7 +231,7 @@ class Passes:
         return Scored.of(scores, masks, self._reference, anchor)
 
     def _diagnose(self, scored: Scored, epoch: int) -> None:
-        """Record which numbers of a minibatch are not finite."""
+        """Record which values of a minibatch are not finite."""
         found = {"log_prob": scored.log_probs, "entropy": scored.entropies}
         for kind, tensor in found.items():
             finite = torch.isfinite(tensor).flatten(0, -2).all(0).tolist()
@@ -217,7 +251,7 @@ class Passes:
 
     @torch.no_grad()
     def _score_reference(self, parts: list[Tensor | None]) -> bool:
-        """Score the log-probabilities that ratios refer to; return whether they are finite."""
+        """Score the reference log-probabilities of the ratios; return whether all are finite."""
         for index, rows in enumerate(parts):
             scores = self._score(rows, 0, "old_log_prob")
             if scores is None:
@@ -236,7 +270,7 @@ class Passes:
 
     @torch.no_grad()
     def _measure_last(self, parts: list[Tensor | None], epoch: _Epoch) -> None:
-        """Score everything once more after the last step, and record what it did."""
+        """Score the round once more after the last step, and record the change."""
         for rows in parts:
             scores = self._score(rows, epoch.ordinal, "log_prob")
             if scores is None:
@@ -306,7 +340,7 @@ class Passes:
 
     def _clamp_share(self) -> float:
         """Return the share of the round's observations at their clamps."""
-        counter = ClampCounter(self._agent.policy.layout, self._agent.device)
+        counter = ClampCounter(self._policy.layout, self._device)
         batch = self._batch
         counter.count(
             batch.raw_states.flatten(0, 1), batch.states.flatten(0, 1), batch.valid.flatten()
@@ -315,7 +349,7 @@ class Passes:
 
     @torch.no_grad()
     def report(self, scale: Tensor) -> UpdateReport:
-        """Return what happened; `scale` is that of the critic when it acted."""
+        """Return the report of the update; `scale` is that of the critic during the rollout."""
         config = self._config
         shared = {
             **describe_round(
@@ -334,7 +368,7 @@ class Passes:
             "nonfinite": len(self.nonfinite),
             "was_skipped": bool(self.nonfinite),
             "memory_bytes": resident_bytes(),
-            "gpu_memory_share": gpu_memory_share(self._agent.device),
+            "gpu_memory_share": gpu_memory_share(self._device),
             "time": time.time(),
         }
         updates = self._updates or [{"ordinal": 0}]
@@ -365,7 +399,7 @@ def _rows(tensor: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _known(columns: dict[str, Any]) -> dict[str, Any]:
-    """Return columns with None where a number could not be measured."""
+    """Return the columns with None for values that are not finite."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in columns.items()
@@ -377,7 +411,7 @@ def _all_finite(tensor: Tensor) -> bool:
 
 
 def _mean_by_op(errors: Tensor, batch: RolloutBatch) -> dict[str, float]:
-    """Return the mean error of the decisions of every op that was taken."""
+    """Return the mean error of decisions, by op."""
     ops, valid = batch.op.flatten(), batch.valid.flatten().to(errors.dtype)
     total = errors.new_zeros(len(LifecycleOp)).index_add_(0, ops, errors.flatten() * valid)
     count = errors.new_zeros(len(LifecycleOp)).index_add_(0, ops, valid)

@@ -1,10 +1,10 @@
-"""PPOAgent: turns a round of episodes into a better policy.
+"""PPOAgent: updates a policy by rounds of episodes.
 
-One update: advantages from the values of the rollout; reference log-probabilities scored once at
-the weights it starts from; then up to K passes over the round, each a few steps on whole rows. What
-a pass did to the policy is measured after its steps: on the forward passes of the next one, and
-after the last pass on a forward pass of its own. An update stops when the policy has moved too
-far, and takes no step on a number that is not finite.
+One update computes advantages from the values of the rollout, scores the reference
+log-probabilities once, then makes up to K passes over the round in minibatches of whole rows. The
+change of the policy by a pass is measured on the forward passes of the next one, and after the
+last pass on a forward pass of its own. An update stops when the KL exceeds its limit, and takes no
+step on values that are not finite.
 """
 
 from __future__ import annotations
@@ -41,29 +41,28 @@ from esper.utils.randomness import generator, seeded
 __all__ = ["PPOAgent", "PPOConfig", "compute_ppo_loss"]
 
 FIRST_GUESS = 1e-3
-"""What a critic that has learned nothing says counts for, in units of a typical return: hardly
-anything. Its random outputs would be noise in the first advantages, the larger the smaller the
-returns are."""
+"""Scale of an untrained critic's output, in units of a typical return: nearly 0. Its random output
+would otherwise be noise in the first advantages."""
 
-ADAM_EPS = 1e-5  # What Adam adds to its denominator.
+ADAM_EPS = 1e-5
 SKIPS_ALLOWED = 3
-"""So many updates in a row may meet numbers that are not finite; then training stops."""
+"""Training stops after this many updates in a row with values that are not finite."""
 
 
 class PPOAgent:
-    """A policy with what it takes to improve it.
+    """Trains a policy by PPO.
 
     Args:
         policy: the policy to train; it is moved to the device.
-        config: the learner's constants.
+        config: settings of the learner.
         device: where it learns.
-        seed: of the run; orders of rows and fresh heads are drawn from it.
+        seed: seed of the run; orders of rows and fresh heads are drawn from it.
     """
 
     def __init__(
         self, policy: Policy, config: PPOConfig, device: torch.device | str = "cpu", seed: int = 0
     ) -> None:
-        """Prepare the optimizer; nothing is learned yet."""
+        """Build the optimizer and the normalisers."""
         self.policy, self.config, self.seed = policy, config, seed
         self.device = torch.device(device)
         self.network: Network = policy.to(self.device).network
@@ -72,38 +71,37 @@ class PPOAgent:
         self.updates_done = 0
         """Updates that took at least one step."""
         self.skips_in_a_row = 0
-        """Updates up to now that met a number that was not finite."""
+        """Updates in a row, up to now, with values that are not finite."""
         self.resets = 0
-        """Times that heads were started afresh."""
-        self.norms = GradientNorms(self.optimizer)
+        """Number of calls of `reset_heads`."""
         self.good_episodes = GoodEpisodes(device=self.device)
         """The best episodes so far."""
         self.reward_scales = RewardScales()
-        """The units that rewards are learned in."""
+        """Divisors of rewards, by task."""
         self._paid_off: dict[str, float] = {}
         bias = torch.tensor(self.network.config.initial_op_bias, device=self.device)
         is_prior = config.exploration.op_reference == "prior"
         self.op_reference = bias if is_prior else torch.zeros_like(bias)
-        """Logits that the op stays close to while it is curious."""
+        """Logits that the op stays close to while it explores."""
         self._anchor: Policy | None = None
 
     def start_from(self, other: Policy) -> None:
-        """Take over another policy's weights and statistics, and stay near it from now on.
+        """Copy another policy's weights and statistics, and keep it as the anchor.
 
         Raises:
-            UsageError: It is another network.
+            UsageError: The networks differ.
         """
         try:
             self.policy.load_state_dict(other.state_dict())
         except RuntimeError as error:
             raise UsageError(
-                "the policy to start from is another network than this run's; give the settings it "
-                f"was made with: {reason_of(error)[:200]}"
+                "the policy to start from has another network than this run; use the policy "
+                f"settings it was trained with: {reason_of(error)[:200]}"
             ) from error
         self._drop_anchor()
 
     def anchor_logits(self, batch: RolloutBatch) -> Tensor | None:
-        """Return [R, T, 8, K]: what the policy it started from says; None where that is nothing."""
+        """Return [R, T, 8, K]: logits of the policy it started from; None if it is not used."""
         anchor = self._anchor
         if anchor is None or not self.config.anchor_kl:
             return None
@@ -115,14 +113,14 @@ class PPOAgent:
         return scores.logits
 
     def _drop_anchor(self) -> Policy:
-        """Remember the policy as it is now."""
+        """Keep a copy of the current policy as the anchor."""
         network = copy.deepcopy(self.network).requires_grad_(False)
         normalizer = copy.deepcopy(self.policy.normalizer)
         self._anchor = dataclasses.replace(self.policy, network=network, normalizer=normalizer)
         return self._anchor
 
     def value_units(self, tasks: Sequence[str]) -> Tensor:
-        """Return float32 [R]: what brings the critic's numbers onto the scale of raw rewards."""
+        """Return float32 [R]: factors from the critic's output to raw rewards."""
         return self.value_normalizer.scale * self.reward_scales.units(tasks, self.device)
 
     def update(
@@ -135,7 +133,7 @@ class PPOAgent:
         tasks: Sequence[str] | None = None,
         counts: Tensor | None = None,
     ) -> UpdateReport:
-        """Improve the policy by one round.
+        """Update the policy by one round.
 
         Args:
             buffer: the round; every row has terminated or was truncated.
@@ -144,13 +142,12 @@ class PPOAgent:
                 or one for all.
             round: number of the round, which the order of rows is drawn from.
             tasks: names of the tasks of all rows; one task by default.
-            counts: bool [R], episodes whose returns say something of the scale of rewards, as
-                those that the governor ended do not; all of them by default.
+            counts: bool [R], episodes whose returns count for the scale of rewards, all but those
+                that the governor ended; by default all of them.
 
         Raises:
-            NonFiniteError: This was the third update in a row that met a number that is not
-                finite.
-            UsageError: A row is unfinished, or no step was taken at all.
+            NonFiniteError: This was the third update in a row with values that are not finite.
+            UsageError: A row is unfinished, or the buffer has no step.
         """
         started = time.perf_counter()
         batch = buffer.batch()
@@ -163,7 +160,7 @@ class PPOAgent:
             was = self.reward_scales.common if self.reward_scales.is_known else None
             self._learn_units(batch, names, counts)
             units = self.reward_scales.units(names, self.device)
-            # What the critic said when it acted was in the units of that time.
+            # The critic's output of the rollout is in the units of that time.
             now = self.reward_scales.common
             old_scale = self.value_normalizer.scale * (FIRST_GUESS if was is None else was / now)
             targets = make_targets(
@@ -186,7 +183,18 @@ class PPOAgent:
         set_learning_rate(self.optimizer, self.config, progress)
         order = generator(self.seed, "minibatches", round)
         with _tensor_cores(self.device):
-            passes = Passes(self, batch, targets, progress=progress, paid_off=rates)
+            passes = Passes(
+                self.policy,
+                self.optimizer,
+                self.config,
+                batch,
+                targets,
+                progress=progress,
+                paid_off=rates,
+                op_reference=self.op_reference,
+                anchor=self.anchor_logits(batch),
+                imitate=self.imitate,
+            )
             if wrong:
                 passes.nonfinite += [NonFinite(0, name) for name in wrong]
             else:
@@ -197,13 +205,13 @@ class PPOAgent:
         return report
 
     def imitate(self, part: int = 0, parts: int = 1) -> Tensor:
-        """Return the loss of doing again what the best episodes did; 0 where there are none.
+        """Return the loss of imitating the best episodes; 0 without any.
 
-        Success on a task ends it for the episodes of that task.
+        The weight of a task's episodes falls to 0 as episodes of that task pay off.
 
         Args:
-            part: which part of the kept episodes to look at.
-            parts: how many parts there are.
+            part: which part of the kept episodes is used.
+            parts: number of parts.
         """
         names = self.good_episodes.tasks
         paid_off = torch.tensor([self._paid_off[name] for name in names])
@@ -221,13 +229,13 @@ class PPOAgent:
         )
 
     def reset_heads(self, names: Iterable[str]) -> None:
-        """Start some heads afresh, and forget what the optimizer knew of them.
+        """Initialise some heads anew, and clear their optimizer state.
 
         Args:
             names: of `HEAD_NAMES`, or 'value' for the critic.
 
         Raises:
-            UsageError: There is no such head.
+            UsageError: A head does not exist.
         """
         chosen = list(dict.fromkeys(names))
         known = (*HEAD_NAMES, VALUE)
@@ -246,7 +254,7 @@ class PPOAgent:
         self.resets += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next update depends on, as plain data and tensors."""
+        """Return the whole state as plain data and tensors."""
         return {
             **self.policy.state_dict(),
             "optimizer": optimizer_state(self.network, self.optimizer),
@@ -261,7 +269,7 @@ class PPOAgent:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned, exactly."""
+        """Continue exactly from what `state_dict` returned."""
         self.policy.load_state_dict(state)
         load_optimizer_state(self.network, self.optimizer, state["optimizer"])
         self.value_normalizer.load_state_dict(state["value_normalizer"])
@@ -277,7 +285,7 @@ class PPOAgent:
     def _learn_units(
         self, batch: RolloutBatch, tasks: Sequence[str], counts: Tensor | None
     ) -> None:
-        """Take over what the episodes that count returned."""
+        """Update the scales of rewards by the returns of episodes that count."""
         returns = (batch.rewards * batch.valid).sum(1).cpu()
         chosen = torch.ones_like(returns, dtype=torch.bool) if counts is None else counts.cpu()
         names = [
@@ -286,7 +294,7 @@ class PPOAgent:
         self.reward_scales.update(names, returns[chosen])
 
     def _rescale_critic(self, factor: Tensor) -> None:
-        """Make the critic say the same in units of the reward after its scale has changed."""
+        """Rescale the critic's last layer, so that its values stay the same in raw rewards."""
         last = self.network.value_head[-1]
         assert isinstance(last, nn.Linear), "the critic ends with a linear layer"
         last.weight.mul_(factor)
@@ -301,20 +309,20 @@ class PPOAgent:
         if self.skips_in_a_row >= SKIPS_ALLOWED:
             found = "; ".join(map(str, report.nonfinite))
             raise NonFiniteError(
-                f"{self.skips_in_a_row} updates in a row met numbers that are not finite (last: "
-                f"{found}); go back to an earlier checkpoint with a lower learning rate"
+                f"{self.skips_in_a_row} updates in a row had values that are not finite (last: "
+                f"{found}); resume an earlier checkpoint with a lower ppo.learning_rate"
             )
 
 
 def _numbers(names: Sequence[str], device: torch.device) -> Tensor:
-    """Return int64 [R]: the same number for the same name, from 0."""
+    """Return int64 [R]: the index of every name among the distinct ones."""
     known = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return torch.tensor([known[name] for name in names], device=device)
 
 
 @contextmanager
 def _tensor_cores(device: torch.device) -> Iterator[None]:
-    """Allow TF32 in the products of an update on a GPU; on a CPU nothing changes."""
+    """Allow TF32 matrix products on a GPU; on a CPU nothing changes."""
     if device.type != "cuda":
         yield
         return
@@ -328,9 +336,8 @@ def _tensor_cores(device: torch.device) -> Iterator[None]:
 
 # ---- The optimizer: one group of parameters per part of the network
 #
-# Groups give every head a step size of its own and let a head start afresh; the critic alone has
-# weight decay. State is saved by the name of the parameter, so that it means the same whatever the
-# order of parameters is.
+# Groups give every head its own learning rate and allow a head to be reset; only the critic has
+# weight decay. State is saved by parameter name, so that the order of parameters does not matter.
 
 
 def group_of(parameter_name: str) -> str:
@@ -361,42 +368,16 @@ def make_optimizer(network: nn.Module, config: PPOConfig) -> torch.optim.Adam | 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: PPOConfig, progress: float) -> None:
-    """Give every group its step size after this share of the training."""
+    """Set the learning rate of every group after this share of the training."""
     multipliers = dict(zip(HEAD_NAMES, config.lr_multipliers.by_head(), strict=True))
     for group in optimizer.param_groups:
         group["lr"] = config.learning_rate_at(progress) * multipliers.get(group["name"], 1.0)
 
 
-class GradientNorms:
-    """Measures and shortens gradients, all parts of the network in a few calls."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Remember which parameters belong to which group."""
-        self._parameters: list[nn.Parameter] = []
-        owners: list[int] = []
-        for index, group in enumerate(optimizer.param_groups):
-            self._parameters += group["params"]
-            owners += [index] * len(group["params"])
-        self._owners = torch.tensor(owners, device=self._parameters[0].device)
-
-    def clip(self, longest: float) -> Tensor:
-        """Shorten the whole gradient to a length; return the norms before, float32 [groups + 1].
-
-        The last one is that of the whole. A gradient that is not finite is left as it is.
-        """
-        gradients = [each.grad for each in self._parameters if each.grad is not None]
-        assert len(gradients) == len(self._parameters), "every parameter takes part in the loss"
-        squares = torch.stack(torch._foreach_norm(gradients)).square()
-        by_group = squares.new_zeros(len(GROUP_NAMES)).index_add_(0, self._owners, squares)
-        total = by_group.sum().sqrt()
-        torch._foreach_mul_(gradients, (longest / (total + 1e-6)).clamp(max=1.0))
-        return torch.cat([by_group.sqrt(), total.unsqueeze(0)])
-
-
 def optimizer_state(
     network: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, dict[str, Tensor]]:
-    """Return what the optimizer remembers, by the name of the parameter."""
+    """Return the optimizer's state by parameter name."""
     return {
         name: {key: value.clone() for key, value in optimizer.state[parameter].items()}
         for name, parameter in network.named_parameters()
@@ -407,17 +388,17 @@ def optimizer_state(
 def load_optimizer_state(
     network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Tensor]]
 ) -> None:
-    """Make the optimizer remember what `optimizer_state` returned, and nothing else.
+    """Replace the optimizer's state by what `optimizer_state` returned.
 
     Raises:
-        CheckpointError: The state is that of another network.
+        CheckpointError: The state belongs to another network.
     """
     parameters = dict(network.named_parameters())
     unknown = [name for name in state if name not in parameters]
     if unknown:
         raise CheckpointError(
-            f"the saved optimizer knows {', '.join(unknown)}, which this policy does not have; "
-            "resume with the same policy"
+            f"the saved optimizer has state of {', '.join(unknown)}, which this policy does not "
+            "have; resume with the same policy settings"
         )
     optimizer.state.clear()
     for name, saved in state.items():
@@ -428,7 +409,7 @@ def load_optimizer_state(
 
 
 def forget(network: nn.Module, optimizer: torch.optim.Optimizer, groups: set[str]) -> None:
-    """Clear what the optimizer remembers of some groups."""
+    """Clear the optimizer's state of some groups."""
     for name, parameter in network.named_parameters():
         if group_of(name) in groups:
             optimizer.state.pop(parameter, None)
