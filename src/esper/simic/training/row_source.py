@@ -1,7 +1,7 @@
-"""Where the rows of a round come from: populations on tasks and families, or a given environment.
+"""Makes the rows of a round: populations on tasks and families, or an environment of the caller.
 
-The trainer asks a `RowSource` for the plan and the environment of every round; twins and
-evaluations take their populations from the same `TaskRows`, and so share the data it has read.
+The trainer asks a `RowSource` for the plan and the environment of every round. Twins and
+evaluations get their populations from the same `TaskRows`, and so share its data.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from esper.simic.training.config import StageConfig, TrainConfig
 from esper.utils.process import choose_device
 from esper.utils.randomness import derive_seed
 
-# ---- What the rows of a round are, the stage of the curriculum, and the policy's random draws
+# ---- The plan of a round, the stage of the curriculum, and the policy's random draws
 
 
 _SEED_BITS = 31
-"""Environment seeds stay short enough to be typed in again."""
+"""Environment seeds are short enough to be typed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPlan(Plain):
-    """The rows of a round."""
+    """Tasks and seeds of the rows of a round."""
 
     round: int
     """From 0."""
@@ -74,9 +74,9 @@ def draw_env_seeds(
     Args:
         run_seed: seed of the run.
         round_number: the round, from 0.
-        counts: rows of every task, in order; rows of different tasks share no seed.
-        rows_per_seed: how many rows of a task share one seed.
-        pool: number of seeds there are to draw from; 0 is always fresh ones.
+        counts: number of rows of every task, in order; rows of different tasks share no seed.
+        rows_per_seed: number of rows of a task that share one seed.
+        pool: number of seeds to draw from; with 0 every round has new ones.
     """
     seeds: list[int] = []
     for task, count in enumerate(counts):
@@ -94,7 +94,7 @@ def _draw(run_seed: int, round_number: int, task: int, group: int, pool: int) ->
 
 
 class Curriculum:
-    """The place of a run in its stages, which come one after another; the last does not end.
+    """Follows the stages of a run; the last stage does not end.
 
     Args:
         stages: the stages of the run, at least one.
@@ -104,14 +104,14 @@ class Curriculum:
         """Start with the first stage."""
         self._stages = tuple(stages)
         self.stage = 0
-        """Stage that the next round belongs to, from 0."""
+        """Stage of the next round, from 0."""
         self._rounds_in_stage = 0
 
     def known_rounds(self, left: int) -> int:
-        """Return how many of the rounds left are sure to belong to this stage, the next included.
+        """Return how many rounds, the next one included, will certainly belong to this stage.
 
         Args:
-            left: rounds to be played, at least one.
+            left: number of rounds left, at least one.
         """
         stage = self._stages[self.stage]
         if stage.paid_off:
@@ -121,7 +121,7 @@ class Curriculum:
         return left
 
     def add_round(self, paid_off: float) -> None:
-        """Count a finished round, and go on to the next stage where this one is over.
+        """Count a finished round, and move on to the next stage if this one is over.
 
         Args:
             paid_off: running share of episodes that paid off, after the round.
@@ -135,21 +135,21 @@ class Curriculum:
             self._rounds_in_stage = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place as plain data."""
+        """Return the current stage as plain data."""
         return {"stage": self.stage, "rounds_in_stage": self._rounds_in_stage}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; other entries are left alone."""
-        # The stages may have become fewer since.
+        """Restore what `state_dict` returned; entries of others in the mapping are ignored."""
+        # A changed curriculum may have fewer stages.
         self.stage = min(int(state["stage"]), len(self._stages) - 1)
         self._rounds_in_stage = int(state["rounds_in_stage"])
 
 
 _NUM_HEADS = len(HEAD_NAMES)
 _BITS = 24
-"""Bits of a draw: what float32 holds exactly, so that none is rounded up to 1."""
+"""Bits of a draw: as many as float32 holds exactly, so that none is rounded up to 1."""
 
-# The steps of SplitMix64 (Steele, Lea and Flood 2014).
+# Constants of SplitMix64 (Steele, Lea and Flood 2014).
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
@@ -159,21 +159,21 @@ def draw_uniforms(rows: int, *keys: int | str, device: torch.device | str = "cpu
     """Return float32 [rows, heads] from [0, 1); row r depends on the keys and on r alone."""
     seed = derive_seed(*keys)
     place = torch.arange(rows * _NUM_HEADS, dtype=torch.int64, device=device)
-    # Hashed twice: neighbouring counters and neighbouring seeds must have nothing in common.
+    # Hashed twice, so that neighbouring counters and neighbouring seeds are independent.
     word = _mix(_mix(place * _signed(_GOLDEN) + seed) + _signed(_GOLDEN))
     uniforms = _shift(word, 64 - _BITS).to(torch.float32) / float(2**_BITS)
     return uniforms.view(rows, _NUM_HEADS)
 
 
 def _mix(word: Tensor) -> Tensor:
-    """Return every 64-bit word scrambled; products wrap around, which is meant."""
+    """Return a hash of every 64-bit word; products are meant to overflow."""
     for bits, factor in _MIX:
         word = (word ^ _shift(word, bits)) * _signed(factor)
     return word ^ _shift(word, _LAST_SHIFT)
 
 
 def _shift(word: Tensor, bits: int) -> Tensor:
-    """Return the word shifted to the right with zeros coming in, which int64 does not do."""
+    """Return the logical right shift, which int64 does not have."""
     return (word >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -182,28 +182,28 @@ def _signed(word: int) -> int:
 
 
 class Environment(Protocol):
-    """Rows of evolving hosts: `esper.Population`, or a problem whose optimum is known."""
+    """Rows of growing networks: `esper.Population`, or a problem with a known optimum."""
 
     num_slots: int
-    """Slots of the row with the most of them."""
+    """Most slots of any row."""
     device: torch.device
-    """Where signals come from."""
+    """Device of the signals."""
 
     @property
     def rows(self) -> int:
         """Number of rows."""
 
     def reset(self, row_seeds: Sequence[int] | None = None) -> Signals:
-        """Build every row afresh, from these seeds if any are given, and live one epoch."""
+        """Build every row anew, from these seeds if given, and train one epoch."""
 
     def step(self, actions: Actions) -> Signals:
-        """Carry out one action per row and live through the epoch that follows."""
+        """Carry out one action per row and train one epoch."""
 
     def masks(self) -> Masks:
-        """Return what is legal now."""
+        """Return the masks of legal actions."""
 
     def panics(self) -> Tensor:
-        """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
+        """Return int64 [R]: a `Panic`, why the governor rolled a row back in the last epoch."""
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of every row as plain data and tensors."""
@@ -212,40 +212,40 @@ class Environment(Protocol):
         """Go back to a snapshot."""
 
     def close(self) -> None:
-        """Free what must be freed by hand."""
+        """Free processes and memory."""
 
 
 EVALUATION_SEEDS = 1 << 31
-"""First environment seed of evaluations; those of training are all below."""
+"""First environment seed of evaluations; training uses smaller ones."""
 
 
 class RowSource(Protocol):
     """Plans and makes the rows of rounds."""
 
     device: torch.device
-    """Where signals come from."""
+    """Device of the signals."""
     blueprint_names: tuple[str, ...]
-    """Name of every blueprint at the index that is its id."""
+    """Names of the blueprints, by id."""
     blueprint_kinds: tuple[BlueprintKind, ...]
     """Their kinds."""
     num_slots: int
-    """Most slots that a row of any round has."""
+    """Most slots of any row in any round."""
 
     def plan(self, round_number: int, stage: int) -> RoundPlan:
-        """Return the rows of a round."""
+        """Return the plan of a round."""
 
     def environment(self, round_number: int, stage: int) -> Environment:
-        """Return an environment for the rows of a round; the one before it may be closed."""
+        """Return an environment for a round; that of the round before may be closed."""
 
     def close(self) -> None:
-        """Free what must be freed by hand."""
+        """Free processes and memory."""
 
 
 class GivenRows:
-    """The same environment in every round, such as a problem whose optimum is known."""
+    """The same environment in every round, such as a problem with a known optimum."""
 
     def __init__(self, environment: Environment, config: TrainConfig) -> None:
-        """Take the environment as it is."""
+        """Use this environment."""
         self._environment, self._config = environment, config
         self.device = environment.device
         self.num_slots = environment.num_slots
@@ -253,7 +253,7 @@ class GivenRows:
         self.blueprint_kinds = BUILTIN_KINDS
 
     def plan(self, round_number: int, stage: int) -> RoundPlan:
-        """Return fresh environment seeds for the same rows."""
+        """Return new environment seeds for the same rows."""
         config, rows = self._config, self._environment.rows
         name = type(self._environment).__name__
         return RoundPlan(
@@ -285,18 +285,18 @@ class TaskShare:
 class TaskRows:
     """Populations on the tasks and families of a configuration.
 
-    Of a family, rounds have members of its *train* split and evaluations of its *select* split. A
-    few architectures are drawn, and for each as many conditions as it has environment seeds: rows
-    of one architecture stand together and can run as one stack, and rows that share a seed share
+    Rounds use members of a family's *train* split, evaluations those of its *select* split. A
+    round draws a few architectures, and as many conditions for each as it has environment seeds.
+    Rows of one architecture are neighbours and can run as one stack; rows that share a seed share
     the member.
 
     Args:
-        config: the run.
-        cluster: where rows live instead of in this process.
+        config: settings of the run.
+        cluster: Ray cluster that holds the rows; by default this process does.
     """
 
     def __init__(self, config: TrainConfig, cluster: RayCluster | None = None) -> None:
-        """Look the tasks up; no data is read and nothing is built yet."""
+        """Look up the tasks; data is read and rows are built later."""
         self._config = config
         self.cluster = cluster
         self._population: AnyPopulation | None = None
@@ -310,15 +310,15 @@ class TaskRows:
         self.blueprint_kinds = Population.known_kinds()
 
     def groups(self, round_number: int, stage: int) -> list[TaskShare]:
-        """Return the tasks of a round and their rows; members of a family are drawn for it."""
+        """Return the tasks of a round and their rows; members of families are drawn."""
         config = self._config
-        # A task is one part of a round, a family as many as architectures are drawn from it.
+        # A task is one part of a round; a family is one part per architecture.
         parts: list[tuple[str, tuple[Member, ...]]] = []
         for index, name in enumerate(config.stages[stage].tasks):
             seed = derive_seed(config.seed, round_number, index, "members")
             seeds = -(-config.rows // config.rows_per_seed)
             parts += self._draw(name, seed, "train", conditions=seeds)
-        # A row for every part as far as there are rows; the first parts have one more.
+        # Rows are dealt out evenly; the first parts get one more.
         parts = parts[: config.rows]
         share, more = divmod(config.rows, len(parts))
         groups: list[TaskShare] = []
@@ -328,29 +328,29 @@ class TaskRows:
         return groups
 
     def read_data(self) -> str:
-        """Read what the first round needs, and return its fingerprint.
+        """Read the data of the first round, and return its fingerprint.
 
-        Missing data is found before anything else, and other data than before when a run goes on.
+        So missing data is noticed first, and changed data when a run is resumed.
         """
         splits = [self._load(group).splits for group in self.groups(0, 0)]
-        # Tasks share what they read.
+        # Tasks share splits.
         distinct = {id(one): one for one in splits}.values()
         return "-".join(dict.fromkeys(one.fingerprint() for one in distinct))
 
     def plan(self, round_number: int, stage: int) -> RoundPlan:
-        """Return the rows of a round."""
+        """Return the plan of a round."""
         groups = self.groups(round_number, stage)
         seeds = _draw_seeds(self._config, round_number, [group.rows for group in groups])
         return _plan_of(groups, round_number, seeds)
 
     def environment(self, round_number: int, stage: int) -> AnyPopulation:
-        """Return the population of a round; it is the same one, with the round's tasks."""
+        """Return the population, with the tasks of a round."""
         groups = self.groups(round_number, stage)
         labels = tuple((group.label, group.rows) for group in groups)
         if self._population is None:
             self._population = self.make(groups)
         elif labels != self._labels:
-            # What is captured and loaded serves whatever has the same architecture.
+            # Reused: captured steps and loaded data serve every task of the same architecture.
             tasks, rows = [group.task for group in groups], [group.rows for group in groups]
             self._population.assign(tasks, rows, [self._load(group) for group in groups])
             self._data_cache.forget_all_but(tasks)
@@ -358,10 +358,10 @@ class TaskRows:
         return self._population
 
     def evaluation(self, numbers: Sequence[int]) -> tuple[RoundPlan, AnyPopulation]:
-        """Return a new population on seeds that training never draws, and its plan.
+        """Return a new population on seeds that training never uses, and its plan.
 
-        Every task of the last stage has a row for each number; of a family, each number is a
-        *select* member of its own as far as there are as many.
+        Every task of the last stage has one row per number. A family has a different *select*
+        member per number, as far as there are enough.
         """
         groups: list[TaskShare] = []
         count, tasks = len(numbers), self._config.stages[-1].tasks
@@ -378,7 +378,7 @@ class TaskRows:
     def make(
         self, groups: Sequence[TaskShare], row_seeds: Sequence[int] | None = None
     ) -> AnyPopulation:
-        """Return a new population of these rows, which share the data they read."""
+        """Return a new population of these rows."""
         config, data = self._config, [self._load(group) for group in groups]
         tasks, rows = [group.task for group in groups], [group.rows for group in groups]
         settings: dict[str, Any] = {
@@ -393,7 +393,7 @@ class TaskRows:
             return RayPopulation(self.cluster, tasks, rows, data_path=config.data, **settings)
         population = Population(tasks, rows, **settings)
         if population.strategy == "workers" and self._pool is None:
-            # Populations come and go; their processes stay until this is closed.
+            # Keep the worker processes from one population to the next.
             self._pool = lease_pool()
         return population
 
@@ -412,7 +412,7 @@ class TaskRows:
     def _draw(
         self, name: str, seed: int, split: FamilySplit, conditions: int
     ) -> list[tuple[str, tuple[Member, ...]]]:
-        """Return the parts that a task or family has in a round; a task's has no members."""
+        """Return the parts of a task or family in a round; the part of a task has no members."""
         if name not in FAMILIES:
             return [(name, ())]
         drawn = get_family(name).draw(
@@ -426,13 +426,13 @@ class TaskRows:
     def _deal(
         self, name: str, members: Sequence[Member], rows: int, rows_per_seed: int
     ) -> list[TaskShare]:
-        """Return the rows of a part: some for each member in turn until all are dealt."""
+        """Return the rows of a part, dealt out to its members in turn."""
         if not members:
             return [TaskShare(get_task(name, horizon=self._config.epochs), name, rows)]
         dealt: dict[Member, int] = {}
         for start, member in zip(range(0, rows, rows_per_seed), cycle(members), strict=False):
             dealt[member] = dealt.get(member, 0) + min(rows_per_seed, rows - start)
-        # An episode may be shorter than a member's horizon, never longer.
+        # An episode is at most as long as a member's horizon.
         return [
             TaskShare(
                 member.task(horizon=min(member.horizon, self._config.epochs)), member.label, count
@@ -456,5 +456,5 @@ def _plan_of(groups: Sequence[TaskShare], round_number: int, seeds: tuple[int, .
 
 
 def _slots_of(name: str) -> int:
-    """Return the most slots of a task or a family, refusing a name that is neither."""
+    """Return the most slots of a task or a family; raise for an unknown name."""
     return get_family(name).max_slots if name in FAMILIES else len(get_task(name).slot_paths)
