@@ -1,4 +1,4 @@
-"""The losses of an update: the surrogate over eight heads, the critic, what keeps heads alive."""
+"""The losses of an update: clipped surrogate over eight heads, critic, exploration, imitation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def head_ratios(log_ratios: Tensor) -> Tensor:
 
 
 def joint_ratio(log_ratios: Tensor) -> Tensor:
-    """Return the product over heads, [...]; a head that did not matter has a log-ratio of 0."""
+    """Return the product over heads, [...]; an unused head has a log-ratio of 0."""
     return log_ratios.sum(-1).clamp(-JOINT_LOG_RATIO, JOINT_LOG_RATIO).exp()
 
 
@@ -43,17 +43,17 @@ def compute_ppo_loss(
     masks: Mapping[str, Tensor] | None = None,
     weights: Mapping[str, Tensor] | Tensor | None = None,
 ) -> Tensor:
-    """Return the clipped surrogate of any heads as one number.
+    """Return the clipped surrogate loss of any heads, a scalar.
 
     Args:
         old_log_probs: {head: [...]}, of the policy that acted.
         new_log_probs: {head: [...]}, of the policy that learns.
-        advantages: [...], or one for every head, as `compute_per_head_advantages` gives them.
-        clip_epsilon: a ratio pays up to 1 plus this and down to 1 minus this.
+        advantages: [...], or {head: [...]}, as `compute_per_head_advantages` returns them.
+        clip_epsilon: ratios are clipped to 1 minus this and 1 plus this.
         joint: clip the product over heads instead of each head's own ratio.
-        masks: {head: bool [...]}, steps at which the head mattered; all of them by default. A head
-            is averaged over its own steps; the joint action over steps with any head at all.
-        weights: {head: [...]}, or [...] for the joint action: share of each step in the sum,
+        masks: {head: bool [...]}, steps at which the head was used; all of them by default. A head
+            is averaged over its own steps; the joint action over steps that use any head.
+        weights: {head: [...]}, or [...] for the joint action: weight of each step in the sum,
             instead of those averages.
 
     Raises:
@@ -94,17 +94,17 @@ def compute_ppo_loss(
 
 
 def mean_weights(counts: Tensor) -> Tensor:
-    """Return weights [..., heads] that average each head over the steps at which it counts."""
+    """Return weights [..., heads] that average each head over the steps where `counts` is True."""
     weights = counts.to(torch.float32)
     return weights / weights.flatten(0, -2).sum(0).clamp(min=1.0)
 
 
 LEAST_SHARE = 0.01
-"""Share of the steps that a head counts for at least in what keeps its entropy up."""
+"""Least weight of a head in the terms that keep its entropy up, as a share of the steps."""
 
 
 def head_shares(causal: Tensor, usable: Tensor) -> Tensor:
-    """Return the share of the usable steps [...] that every head decided, [heads]."""
+    """Return the share of the usable steps [...] at which every head was used, [heads]."""
     decided = causal.flatten(0, -2).sum(0).to(torch.float32)
     return decided / usable.sum().clamp(min=1)
 
@@ -114,8 +114,8 @@ def value_errors(
 ) -> Tensor:
     """Return half the squared error of every step, [...].
 
-    With `value_clip` a value may move at most that far from its old one: the worse of both errors
-    counts, so that nothing is gained beyond.
+    With `value_clip` the larger of two errors counts: that of the value, and that of the value
+    clipped to this distance from its old one. So moving further gains nothing.
     """
     errors = (values - targets).square()
     if value_clip > 0:
@@ -155,8 +155,8 @@ def entropy_weights(
 ) -> Tensor:
     """Return the weight of every entropy in the bonus, [R, T, 8].
 
-    Every head counts on every valid step with its multiplier. On free steps every head but the op
-    counts more where it could be used; the op has `curiosity` instead. All of it is multiplied by
+    Every head has its multiplier on every valid step. On free steps that could use it, every head
+    but the op has an extra weight; the op has `curiosity` instead. All weights are multiplied by
     the head's share, as its policy loss is.
 
     Args:
@@ -165,7 +165,7 @@ def entropy_weights(
         free: bool [R, T], more than one op was legal.
         available: bool [R, T, 8], heads that some legal op would use.
         progress: share of the training that is done.
-        shares: [8], what every head counts.
+        shares: [8], weight of every head.
     """
     multipliers = torch.tensor(config.entropy_multipliers.by_head(), device=valid.device)
     everywhere = mean_weights(valid.unsqueeze(-1)) * multipliers
@@ -177,20 +177,20 @@ def entropy_weights(
 
 
 def not_yet(paid_off: Tensor) -> Tensor:
-    """Return the share of the op's curiosity that is left at these rates of paid_off, 1 to 0."""
+    """Return the share of the op's curiosity that is left at these values of paid_off, 1 to 0."""
     return remaining(paid_off, PAID_OFF_TARGET)
 
 
 def remaining(paid_off: Tensor, target: float) -> Tensor:
-    """Return what is left of something that ends when enough episodes pay off, from 1 to 0."""
+    """Return a factor that falls from 1 to 0 as the share of paid-off episodes reaches a target."""
     return 1.0 - (paid_off / target).clamp(0.0, 1.0)
 
 
 def exploration_coefficients(config: PPOConfig, *, paid_off: Tensor, shares: Tensor) -> Tensor:
-    """Return the weight of KL(uniform, policy) of every head, [R, 8], times what the head counts.
+    """Return the weight of KL(uniform, policy) of every head, [R, 8], times the head's weight.
 
-    Until episodes pay off a seed's choices only ever cost, and the heads would learn whatever keeps
-    it from being judged; so every head but the op, which has `curiosity`, is held near uniform.
+    Until episodes pay off, every choice about a seed only costs, and the heads would learn to keep
+    seeds from being judged. So every head but the op, which has `curiosity`, is held near uniform.
     """
     curious = remaining(paid_off, SPARSE_PAID_OFF_TARGET)
     sparse = config.exploration.sparse_curiosity * curious
@@ -200,23 +200,23 @@ def exploration_coefficients(config: PPOConfig, *, paid_off: Tensor, shares: Ten
 
 
 def curiosity_weights(config: PPOConfig, usable: Tensor, *, paid_off: Tensor) -> Tensor:
-    """Return the weight of the op's curiosity at every usable step, [R, T]; what pays ends it.
+    """Return the weight of the op's curiosity at every usable step, [R, T].
 
     Args:
         config: the coefficients.
         usable: bool [R, T].
-        paid_off: [R], share of the episodes of a row's task that pay off by now.
+        paid_off: [R], share of the episodes of a row's task that pay off; the weight falls with it.
     """
     weight = config.exploration.op_curiosity * not_yet(paid_off)
     return weight.unsqueeze(-1) * mean_weights(usable.unsqueeze(-1)).squeeze(-1)
 
 
 def curiosity(logits: Tensor, masks: Tensor, reference: Tensor) -> Tensor:
-    """Return how close the op stays to a reference, [...]: 1 - KL(reference, policy) / ln k.
+    """Return the closeness of the op to a reference, [...]: 1 - KL(reference, policy) / ln k.
 
-    This way round an op that is no longer tried costs without bound. The other way round, under a
-    reference that mostly waits, always waiting would cost next to nothing. Where only one op is
-    legal it is 1.
+    In this direction of the KL, an op that is never tried costs without bound. In the other
+    direction, with a reference that mostly waits, always waiting would cost almost nothing. Where
+    only one op is legal the result is 1.
 
     Args:
         logits: of all heads, [..., 8, K].
@@ -232,11 +232,11 @@ def curiosity(logits: Tensor, masks: Tensor, reference: Tensor) -> Tensor:
 
 
 def collapsed_heads(entropies: Tensor, counts: Tensor, floors: Tensor) -> Tensor:
-    """Return bool [8]: heads whose mean entropy on the steps that count is below its floor.
+    """Return bool [8]: heads whose mean entropy on the counted steps is below its floor.
 
     Args:
         entropies: [..., 8], from 0 to 1.
-        counts: bool [..., 8], steps at which the head could matter.
+        counts: bool [..., 8], steps that could use the head.
         floors: [8].
     """
     means = (entropies.detach() * mean_weights(counts)).flatten(0, -2).sum(0)
@@ -249,13 +249,13 @@ def compute_entropy_floor_penalty(
     entropy_floor: Mapping[str, float],
     penalty_coef: Mapping[str, float],
 ) -> Tensor:
-    """Return the penalty for heads whose mean entropy is below its floor, as one number.
+    """Return the penalty of heads whose mean entropy is below its floor, a scalar.
 
     Args:
         entropy: {head: [...]}, from 0 to 1.
-        head_masks: {head: bool [...]}, steps at which the head could matter; a head without any
-            is not penalised.
-        entropy_floor: {head: least mean entropy}; heads that are not in it have none.
+        head_masks: {head: bool [...]}, steps that could use the head; a head without any is not
+            penalised.
+        entropy_floor: {head: least mean entropy}; other heads have none.
         penalty_coef: {head: weight}.
     """
     heads = [head for head in entropy_floor if head in entropy]
@@ -270,31 +270,31 @@ def compute_entropy_floor_penalty(
     return (coefficients * shortfall.square() * counts.flatten(0, -2).any(0)).sum()
 
 
-# ---- Self-imitation: the best episodes so far are learned from until most pay off
+# ---- Self-imitation of the best episodes so far, until most episodes pay off
 
 
 MOST_EPISODES = 16
 """Most episodes that are kept."""
 
 MOST_ADVANTAGE = 5.0
-"""Largest advantage of a step, in the critic's scale; one surprise must not drown all others."""
+"""Advantages of steps are clipped to this, in the critic's scale, so that none dominates."""
 
 _KEPT = (
     *("raw_states", "blueprint_indices", "actions", "masks"),
     *("valid", "free", "potentials"),
 )
-"""What is kept of an episode; observations raw, because their statistics go on moving."""
+"""Columns of an episode that are kept; observations are raw, as their statistics change."""
 
 
 class GoodEpisodes:
-    """The episodes with the highest returns so far: the best of every task, then the second, ...
+    """The episodes with the highest returns so far: the best of every task, then the second best.
 
-    Only those whose raw return is above 0, which is what waiting brings.
+    Only episodes with a raw return above 0, that of waiting, are kept.
 
     Args:
-        capacity: most episodes to keep; the best stay, in units of their tasks' returns, and of
-            equals the oldest.
-        device: where they are kept.
+        capacity: most episodes to keep, ranked in units of their tasks' returns; of equals the
+            oldest is kept.
+        device: device of the tensors.
     """
 
     def __init__(self, capacity: int = MOST_EPISODES, device: torch.device | str = "cpu") -> None:
@@ -303,19 +303,19 @@ class GoodEpisodes:
         self.device = torch.device(device)
         self._tensors: dict[str, Tensor] = {}
         self.tasks: list[str] = []
-        """Names of the tasks of the episodes that are kept."""
+        """Task of every kept episode."""
 
     def __len__(self) -> int:
         return len(self._tensors["rewards"]) if self._tensors else 0
 
     @torch.no_grad()
     def keep(self, batch: RolloutBatch, tasks: Sequence[str], scales: RewardScales) -> None:
-        """Take over the good episodes of a round.
+        """Add the good episodes of a round.
 
         Args:
             batch: the round.
-            tasks: names of the rows' tasks.
-            scales: what a return is on every task.
+            tasks: task of every row.
+            scales: divisors of returns, by task.
         """
         rewards = batch.rewards * batch.valid
         good = rewards.sum(1) > 0
@@ -342,19 +342,19 @@ class GoodEpisodes:
         part: int = 0,
         parts: int = 1,
     ) -> Tensor:
-        """Return minus the mean log-probability of what was done, weighted by what it gained.
+        """Return the negative mean log-probability of the actions, weighted by their advantages.
 
         The mean is over all steps of the episodes, whatever their weights.
 
         Args:
-            policy: who imitates.
+            policy: the policy that imitates.
             gamma: discount of one step.
-            weights: [N], of every kept episode.
-            scales: what raw rewards of every task are divided by now.
-            value_scale: what the critic's values are multiplied by to be normalised returns.
-            part: which of the parts to imitate; together they are all episodes, so that a pass
-                imitates each once, however many minibatches it has.
-            parts: how many parts there are; some may be empty, and then the loss is 0.
+            weights: [N], weight of every kept episode.
+            scales: divisors of raw rewards, by task.
+            value_scale: factor from the critic's values to normalised returns.
+            part: which part of the episodes is used, so that a pass of several minibatches
+                imitates each episode once.
+            parts: number of parts; the loss of an empty part is 0.
         """
         kept = {name: tensor[part::parts] for name, tensor in self._tensors.items()}
         if not len(kept["rewards"]):
@@ -388,7 +388,7 @@ class GoodEpisodes:
 
 
 def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
-    """Return what followed every step, discounted, [R, T]."""
+    """Return the discounted return from every step on, [R, T]."""
     later = torch.zeros_like(rewards[:, 0])
     returns = []
     for reward in reversed(rewards.unbind(1)):
@@ -398,7 +398,7 @@ def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
 
 
 def _best_of_each(tasks: Sequence[str], returns: Sequence[float]) -> list[int]:
-    """Return the places of all episodes: the best of every task first, then the second, ..."""
+    """Return the indices of all episodes: the best of every task first, then the second best."""
     order = sorted(range(len(returns)), key=lambda place: -returns[place])
     seen: dict[str, int] = {}
     ranks = {}
@@ -417,7 +417,7 @@ def _join(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
             return episodes
         padded = {}
         for name, tensor in episodes.items():
-            # The last step is repeated: its masks fit its actions. It does not count again.
+            # The last step is repeated, as its masks fit its actions, but it is not valid.
             last = tensor[:, -1:].expand(-1, missing, *tensor.shape[2:])
             last = torch.zeros_like(last) if name in ("rewards", "valid", "potentials") else last
             padded[name] = torch.cat([tensor, last], dim=1)

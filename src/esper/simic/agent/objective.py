@@ -1,4 +1,4 @@
-"""What an update learns: the targets of a round, and the loss made of all parts."""
+"""The learning targets of a round, and the total loss of an update."""
 
 from __future__ import annotations
 
@@ -46,64 +46,64 @@ _TENSORS_WITH_ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What every step of a round is to teach; tensors [R, T] or [R, T, 8]."""
+    """Learning targets and weights of every step of a round; tensors [R, T] or [R, T, 8]."""
 
     raw_advantages: Tensor
-    """In units of the task's typical return, as GAE gave them; so are returns and errors."""
+    """From GAE, in units of the task's typical return, as are returns and errors."""
     advantages: Tensor
     """Normalised over the usable steps; exactly 0 elsewhere."""
     head_advantages: Tensor
-    """[R, T, 8], the same where the head mattered; exactly 0 elsewhere."""
+    """[R, T, 8], the same where the head was used; exactly 0 elsewhere."""
     advantage_mean: Tensor
     advantage_std: Tensor
     advantage_floored: Tensor
-    """Of the raw ones over the usable steps, without axes."""
+    """Scalars: moments of the raw advantages over the usable steps."""
     returns: Tensor
     baselines: Tensor
-    """What was expected: what the critic said, minus the potential."""
+    """The critic's value minus the potential."""
     potentials: Tensor
-    """What the reward had paid in advance before each step; 0 without a potential."""
+    """Potential of the reward before each step; 0 without one."""
     td_errors: Tensor
-    """Reward plus what follows, minus what was expected."""
+    """Reward plus discounted next baseline, minus baseline."""
     value_targets: Tensor
-    """What the critic is to foresee, in its scale: returns before potentials are taken back."""
+    """Targets of the critic, in its scale: returns plus potentials."""
     old_values: Tensor
     """Q(s, taken op) of the rollout, in the critic's scale."""
     causal: Tensor
-    """bool [R, T, 8], heads that mattered at a usable step."""
+    """bool [R, T, 8], heads that were used at a usable step."""
     actor_weights: Tensor
-    """[R, T, 8], share of each step in the loss of every head; [R, T] for joint ratios."""
+    """[R, T, 8], weight of each step in the loss of every head; [R, T] for joint ratios."""
     value_weights: Tensor
     """[R, T]."""
     entropy_weights: Tensor
     """[R, T, 8]."""
     curiosity_weights: Tensor
-    """[R, T], of the op's closeness to its reference; less, the more has succeeded."""
+    """[R, T], of the op's closeness to its reference."""
     exploration_weights: Tensor
-    """[R, T, 8], a mean per head over usable steps that could use it."""
+    """[R, T, 8], weights that average a head over the usable steps that could use it."""
     exploration_coefficients: Tensor
-    """[R, 8], what these means are multiplied by."""
+    """[R, 8], factors of these means."""
     floor_counts: Tensor
-    """bool [R, T, 8], the steps a head's entropy floor looks at."""
+    """bool [R, T, 8], the steps over which a head's entropy is compared with its floor."""
     shares: Tensor
-    """[8], what every head's entropy counts beside its policy loss."""
+    """[8], weight of every head's entropy terms."""
 
     @property
     def critic_values(self) -> Tensor:
-        """[R, T], what the critic itself said: the baselines without the potential."""
+        """[R, T], the critic's values: the baselines plus the potential."""
         return self.baselines + self.potentials
 
     @property
     def critic_returns(self) -> Tensor:
-        """[R, T], what the critic is to foresee: the returns without the potential."""
+        """[R, T], the returns that the critic predicts: the returns plus the potential."""
         return self.returns + self.potentials
 
     def rows(self, rows: Tensor) -> Targets:
-        """Return these rows of everything a minibatch needs."""
+        """Return these rows of all tensors that a minibatch needs."""
         return replace(self, **{name: getattr(self, name)[rows] for name in _TENSORS_WITH_ROWS})
 
     def rescaled(self, factor: Tensor) -> Targets:
-        """Return them for a critic whose scale has changed: what it says is worth 1 / factor."""
+        """Return the targets for a critic whose output is multiplied by this factor."""
         return replace(
             self, value_targets=self.value_targets * factor, old_values=self.old_values * factor
         )
@@ -127,20 +127,20 @@ def make_targets(
     units: Tensor | None = None,
     groups: Tensor | None = None,
 ) -> Targets:
-    """Return what a complete round teaches.
+    """Compute the targets of a complete round.
 
-    Where the reward pays the change of a potential, returns are relative to it: what follows a
-    state is the critic's forecast minus the potential it has already been paid for. The potential
-    is measured, with noise the critic could never foresee, so it is taken into account exactly.
+    Where the reward pays the change of a potential, the value of a state is the critic's output
+    minus the potential. The potential is measured, with noise that the critic cannot predict, so
+    it is subtracted exactly.
 
     Args:
         buffer: the round.
-        config: the learner's constants.
-        scale: what the critic's values are multiplied by to be rewards.
+        config: settings of the learner.
+        scale: factor from the critic's output to rewards.
         progress: share of the training that is done.
-        paid_off: [R], share of the episodes of a row's task that pay off by now; or one for all.
-        units: [R], what raw rewards and potentials of a row are divided by; 1 by default.
-        groups: int64 [R], the task of every row, by number; one by default.
+        paid_off: [R], share of the episodes of a row's task that pay off; or one for all.
+        units: [R], divisors of raw rewards and potentials; 1 by default.
+        groups: int64 [R], index of the task of every row; one task by default.
     """
     batch = buffer.batch()
     paid_off = torch.as_tensor(paid_off, device=scale.device).to(scale).expand(batch.rows)
@@ -203,23 +203,23 @@ def make_targets(
 
 
 def _value_weights(taught: Tensor, free: Tensor) -> Tensor:
-    """Return weights that average the value loss, with less weight on steps without a choice."""
+    """Return weights that average the value loss, smaller on steps without a choice."""
     weights = taught * torch.where(free, 1.0, FORCED_VALUE_WEIGHT)
     return weights / weights.sum().clamp(min=1e-8)
 
 
 @dataclass(frozen=True, slots=True)
 class Scored(TensorRecord):
-    """What the policy says of some rows; tensors [r, T, 8], values [r, T]."""
+    """Scores of some rows by the policy; tensors [r, T, 8], values [r, T]."""
 
     log_probs: Tensor
-    """Of the choices taken; exactly 0 in heads the op did not use."""
+    """Of the actions taken; exactly 0 in heads that the op does not use."""
     values: Tensor
     """Q(s, taken op)."""
     entropies: Tensor
     """Over the base masks."""
     own_entropies: Tensor
-    """Over the masks each head was drawn by."""
+    """Over the masks that each head was drawn with."""
     exploration: Tensor
     """KL(uniform, policy) over the base masks."""
     curiosity: Tensor
@@ -235,7 +235,7 @@ class Scored(TensorRecord):
         reference: Tensor,
         anchor: Tensor | None = None,
     ) -> Scored:
-        """Return what the losses need of a scored sequence.
+        """Return the inputs of the losses from a scored sequence.
 
         Args:
             scores: the sequence.
@@ -256,14 +256,14 @@ class Scored(TensorRecord):
 
     @classmethod
     def empty(cls, values: Tensor, heads: int) -> Scored:
-        """Return room for the scores of all rows, like values [R, T]."""
+        """Return zeros for the scores of all rows, like values [R, T]."""
         by_head = values.unsqueeze(-1).expand(*values.shape, heads)
         by_step = dict.fromkeys(("values", "curiosity"), values)
         shapes = (by_step.get(each.name, by_head) for each in fields(cls))
         return cls(*(torch.zeros_like(shape) for shape in shapes))
 
     def write(self, rows: Tensor | None, scored: Scored) -> None:
-        """Take over the scores of these rows, or of all of them."""
+        """Copy the scores of these rows, or of all rows."""
         for field in fields(self):
             place, new = getattr(self, field.name), getattr(scored, field.name).detach()
             if rows is None:
@@ -272,37 +272,37 @@ class Scored(TensorRecord):
                 place[rows] = new
 
     def forget(self) -> None:
-        """Mark everything as not measured."""
+        """Fill all tensors with NaN: not measured."""
         for value in self.state_dict().values():
             value.fill_(torch.nan)
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The parts of the loss; tensors without axes, but for the exploration."""
+    """The parts of the loss; scalars except for the exploration."""
 
     policy: Tensor
     value: Tensor
     bonus: Tensor
-    """Entropies and curiosity times their weights; it is subtracted."""
+    """Weighted entropies and curiosity; it is subtracted."""
     penalty: Tensor
-    """Of heads whose entropy is below its floor."""
+    """Penalty of heads whose entropy is below its floor."""
     exploration: Tensor
     """Mean KL by head [8], without its coefficients."""
     total: Tensor
 
 
 class Objective:
-    """The loss with the coefficients of one update.
+    """The loss function of one update.
 
     Args:
-        config: the learner's constants.
+        config: settings of the learner.
         progress: share of the training that is done.
-        shares: [8], what every head's entropy counts; all of it by default.
+        shares: [8], weight of every head's floor penalty; 1 by default.
     """
 
     def __init__(self, config: PPOConfig, progress: float, shares: Tensor | None = None) -> None:
-        """Look up what depends on progress."""
+        """Compute the coefficients that depend on progress."""
         self._config = config
         self._floors = dict(zip(HEAD_NAMES, config.entropy_floor.by_head(), strict=True))
         penalties = torch.tensor(config.entropy_floor_penalty.by_head())
@@ -316,10 +316,10 @@ class Objective:
         """Return the parts of the loss on some rows.
 
         Args:
-            scored: what the policy says of them.
-            old_log_probs: [r, T, 8], at the weights the update started from.
-            targets: what they teach; its weights are those of the whole round.
-            share: these rows' part of the round, so that any part has a loss of the same size.
+            scored: their scores by the policy.
+            old_log_probs: [r, T, 8], at the weights that the update started from.
+            targets: their targets; the weights are those of the whole round.
+            share: their share of the round's rows, so that every part has a loss of the same size.
         """
         config = self._config
         policy = self.policy_loss(scored, old_log_probs, targets, share)
@@ -337,7 +337,7 @@ class Objective:
         return Losses(policy, value, bonus, penalty, explored.flatten(0, -2).sum(0), total)
 
     def _entropy_weights(self, scored: Scored, targets: Targets) -> Tensor:
-        """Return what every entropy counts in the bonus, more where its head has collapsed."""
+        """Return the weights of entropies in the bonus, larger for collapsed heads."""
         if not self._config.collapse_boost:
             return targets.entropy_weights
         floors = scored.entropies.new_tensor(self._config.entropy_floor.by_head())
@@ -352,7 +352,7 @@ class Objective:
         share: float = 1.0,
         heads: Sequence[str] = HEAD_NAMES,
     ) -> Tensor:
-        """Return the clipped surrogate of these heads; of joint ratios that of the action."""
+        """Return the clipped surrogate of these heads; with joint ratios that of the action."""
         joint = self._config.ratio == "joint"
         weights = targets.actor_weights / share
         return compute_ppo_loss(
