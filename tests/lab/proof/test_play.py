@@ -128,5 +128,5 @@ def test_a_device_is_asked_for_only_where_there_is_something_to_play(
 
 def test_a_wrong_schedule_names_its_arm() -> None:
     wrong = ScheduleArm("wrong", lambda member: ({"epoch": 0, "op": "sow", "slot": 0},))
-    with pytest.raises(UsageError, match="arm 'wrong' on .*: entry 1: field 'op'"):
+    with pytest.raises(UsageError, match=r"arm 'wrong' on .*: entry 1: field 'op'"):
         play([cell(wrong)])
