@@ -283,11 +283,6 @@ def test_a_round_can_be_played_again_from_its_beginning() -> None:
     assert len(list(other.run())) == 3
 
 
-def test_what_is_no_state_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="'blueprints' is missing"):
-        make_trainer().load_state_dict({})
-
-
 def test_a_state_with_other_blueprints_is_refused() -> None:
     state = make_trainer().state_dict()
     state["blueprints"].append("mine")

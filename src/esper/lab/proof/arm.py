@@ -34,7 +34,8 @@ from esper.leyline.records import RunSummary
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.simic.training.config import LIFE
-from esper.tamiyo.controllers import CONTROLLERS, find_policy, make_controller
+from esper.simic.training.episodes import live_episodes
+from esper.tamiyo.controllers import CONTROLLERS, WaitController, find_policy, make_controller
 from esper.utils.randomness import derive_seed
 
 # ---- Networks that do not grow: wider hosts, and what was grown trained from scratch
@@ -356,10 +357,8 @@ def wait(tasks: Sequence[Task], seeds: Sequence[int], data: TaskData) -> list[Wa
         row_seeds=tuple(seeds) * len(tasks),
     )
     try:
-        idle = placeholder_actions(population.rows)
-        scores = [population.reset().val_score.tolist()]
-        while len(scores) < tasks[0].config.horizon:
-            scores.append(population.step(idle).val_score.tolist())
+        moments = live_episodes(population, WaitController())
+        scores = [moment.signals.val_score.tolist() for moment in moments]
         test = population.test_scores().tolist()
     finally:
         population.close()

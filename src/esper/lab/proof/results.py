@@ -358,19 +358,10 @@ def _ranking(found: Mapping[str, Any]) -> list[str]:
 def _arms(arms: Mapping[str, Mapping[str, float]]) -> str:
     header = ["arm", "test score", "error", "parameters", "FLOPs", "training", "ablations"]
     header += ["germinated", "fossilized", "pruned"]
+    digits = {"test_score": 2, "error": 4, "parameters": 2, "flops": 2, "training_flops": 2}
+    digits |= {"ablation_flops": 2, "germinated": 1, "fossilized": 1, "pruned": 1}
     rows = [
-        [
-            name,
-            f"{arm['test_score']:.2f}",
-            f"{arm['error']:.4f}",
-            f"{arm['parameters']:.2f}",
-            f"{arm['flops']:.2f}",
-            f"{arm['training_flops']:.2f}",
-            f"{arm['ablation_flops']:.2f}",
-            f"{arm['germinated']:.1f}",
-            f"{arm['fossilized']:.1f}",
-            f"{arm['pruned']:.1f}",
-        ]
+        [name, *(f"{arm[key]:.{count}f}" for key, count in digits.items())]
         for name, arm in sorted(arms.items(), key=lambda item: item[1]["error"])
     ]
     return _table(header, rows)

@@ -185,11 +185,8 @@ class Search:
         places = self._places()
         by_member = best_by_member(table, list(self.plans), split, places)
         rule = fit_contextual(table, places, self.plans, split)
-        self._write(SCHEDULE_FILE, [dict(entry) for entry in self.plans[single]])
-        privileged = {
-            member: [] if plan is None else [dict(entry) for entry in self.plans[plan]]
-            for member, (plan, _) in by_member.items()
-        }
+        self._write(SCHEDULE_FILE, self._entries(single))
+        privileged = {member: self._entries(plan) for member, (plan, _) in by_member.items()}
         self._write(PRIVILEGED_FILE, privileged)
         self._write(LESSONS_FILE, self._lessons(table, places))
         self._write(CONTEXTUAL_FILE, rule.to_mapping())
@@ -205,7 +202,7 @@ class Search:
             "best_by_member": {
                 member: {
                     "plan": plan or "wait",
-                    "schedule": describe_schedule(() if plan is None else self.plans[plan]),
+                    "schedule": describe_schedule(self._entries(plan)),
                     "log_ratio": worth,
                 }
                 for member, (plan, worth) in by_member.items()
@@ -312,10 +309,11 @@ class Search:
             price=self.config.price,
             most=self.config.lessons,
         )
-        return {
-            member: [] if plan is None else [dict(entry) for entry in self.plans[plan]]
-            for member, plan in best.items()
-        }
+        return {member: self._entries(plan) for member, plan in best.items()}
+
+    def _entries(self, plan: str | None) -> list[dict[str, Any]]:
+        """Return the schedule of a plan; None is waiting, which has no entries."""
+        return [] if plan is None else [dict(entry) for entry in self.plans[plan]]
 
     def _write(self, name: str, document: Any) -> None:
         atomic_write_text(self.folder / name, json.dumps(document, indent=1) + "\n")

@@ -143,10 +143,9 @@ def percentile_interval(
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return Holm's adjusted p-values: at level a, all those below a may be claimed together."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted = [1.0] * len(p_values)
     largest = 0.0
-    for rank, index in enumerate(order):
+    for rank, index in enumerate(_order(p_values)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
@@ -154,11 +153,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def holm_confidences(p_values: Sequence[float], confidence: float = 0.95) -> list[float]:
     """Return the confidence at which Holm tests each of several comparisons, by its rank."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     found = [confidence] * len(p_values)
-    for rank, index in enumerate(order):
+    for rank, index in enumerate(_order(p_values)):
         found[index] = 1.0 - (1.0 - confidence) / (len(p_values) - rank)
     return found
+
+
+def _order(values: Sequence[float]) -> list[int]:
+    return sorted(range(len(values)), key=values.__getitem__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,9 @@
-"""TamiyoRolloutBuffer: everything an update needs of a round, one row per episode.
+"""TamiyoRolloutBuffer: the decisions, rewards and values of a round, one row per episode.
 
 All tensors are allocated once, [rows, steps, ...], on one device. A step is written in two halves:
-`add_decision` when the policy has decided, `add_outcome` when the population has lived through it.
-A row whose episode is over keeps being stepped beside the others; what is written for it is
-padding: one legal placeholder per head, a reward of 0, and `valid` is False. `docs/decisions`
-number 0041 says what is learned from which step.
+`add_decision` when the policy has decided, `add_outcome` when the population has trained the epoch.
+A row whose episode is over is padded: one legal placeholder per head, a reward of 0, and `valid` is
+False. `docs/decisions` number 0041 explains what is learned from which step.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.layers import Hidden
 from esper.tamiyo.policy.action_masks import causal_heads
 
-# - Advantages: how much better a decision turned out than the critic expected, and for which heads
+# ---- Advantages, of steps and of heads
 
 
 STD_FLOOR = 0.1
-"""Least deviation that advantages are divided by: below it, noise would be amplified."""
+"""Least standard deviation that advantages are divided by: below it, noise would be amplified."""
 
 
 def compute_gae(
@@ -42,16 +41,16 @@ def compute_gae(
     """Return generalised advantages and the returns they imply, both [..., T].
 
     Args:
-        rewards: [..., T], what each step paid.
-        values: [..., T], the baseline of the state the step was taken in.
+        rewards: [..., T].
+        values: [..., T], the baseline of the state before the step.
         next_values: [..., T], the baseline of the state after it: the next step's, or the
-            bootstrap where the rollout was cut. It is not read where the episode terminated.
-        terminated: bool [..., T], the episode ended: nothing follows that is worth anything.
-        truncated: bool [..., T], the rollout was cut: what follows is worth `next_values`, but
-            the step beside it belongs to something else.
-        gamma: discount of one step; a tensor [..., T] where steps last for different times.
-        gae_lambda: 0 trusts the critic after one step, 1 the rewards to the end; a tensor [..., T]
-            where the critic is trusted in some of the states that follow and not in others.
+            bootstrap where the rollout was truncated. It is not read where the episode terminated.
+        terminated: bool [..., T], the episode ended; nothing follows.
+        truncated: bool [..., T], the rollout was cut; `next_values` is the value of what follows,
+            and the next entry belongs to another episode.
+        gamma: discount of one step; a tensor [..., T] if steps differ in length.
+        gae_lambda: 0 is one step with the critic, 1 Monte Carlo; a tensor [..., T] if it differs
+            from step to step.
     """
     shape = tuple(rewards.shape)
     given = {"values": values, "next_values": next_values}
@@ -61,7 +60,7 @@ def compute_gae(
                 f"{name} must have the shape of the rewards, {list(shape)}, "
                 f"got {list(tensor.shape)}"
             )
-    # Where nothing follows, what is stored there may be anything, and 0 times NaN is NaN.
+    # Where the episode terminated the stored value may be anything, and 0 times NaN is NaN.
     following = torch.where(terminated, 0.0, gamma * next_values)
     errors = (rewards + following - values).unbind(-1)
     ends = (terminated | truncated).unbind(-1)
@@ -77,11 +76,11 @@ def compute_gae(
 
 
 def decision_lambda(free: Tensor, gae_lambda: float) -> Tensor:
-    """Return the lambda [..., T] with which GAE sees steps without a choice as no steps at all.
+    """Return the lambda [..., T] with which GAE skips steps without a choice.
 
-    Where nothing can be decided next, what the critic says there is passed over: with a lambda of 1
-    it cancels out. What is left is GAE from decision to decision, over what was paid in between
-    and with a discount of gamma to the power of the steps that passed.
+    With a lambda of 1 before such a step, the critic's value there cancels out. The result is GAE
+    from decision to decision: over the rewards in between, discounted by gamma to the power of the
+    steps that passed.
 
     Args:
         free: bool [..., T], steps with more than one legal op.
@@ -94,7 +93,7 @@ def decision_lambda(free: Tensor, gae_lambda: float) -> Tensor:
 def compute_per_head_advantages(
     advantages: Tensor, ops: Tensor, free: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Return the advantage of every head: exactly 0 where its choice had no effect.
+    """Return the advantages of every head, exactly 0 at steps that do not use it.
 
     Args:
         advantages: [...].

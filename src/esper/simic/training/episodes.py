@@ -111,8 +111,10 @@ class Episodes:
         self.reward_seconds = 0.0
         """Seconds spent computing rewards."""
         self._wait = placeholder_actions(self.rows, self.device)
-        self._plan: RoundPlan | None = None
-        self._signals: Signals | None = None
+        self.plan: RoundPlan
+        """Tasks and seeds of the rows; set by `start`, as are the signals."""
+        self.signals: Signals
+        """The current signals."""
         self.active = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         """Bool [R], rows whose episode still runs."""
         self._has_parted = self.active.clone()
@@ -120,18 +122,6 @@ class Episodes:
         self._twins = torch.zeros(0)
         self._expected = self._twins
         self._regression: TwinRegression | None = None
-
-    @property
-    def plan(self) -> RoundPlan:
-        """Tasks and seeds of the rows."""
-        assert self._plan is not None, "start() comes first"
-        return self._plan
-
-    @property
-    def signals(self) -> Signals:
-        """The current signals."""
-        assert self._signals is not None, "start() comes first"
-        return self._signals
 
     @property
     def twin_scores(self) -> Tensor:
@@ -155,16 +145,16 @@ class Episodes:
             raise UsageError(f"the plan is for {plan.rows} rows, the environment has {self.rows}")
         if twins is None and self.reward.needs_twin:
             raise UsageError("this reward is the gain over a twin; pass the twins' scores")
-        self._plan = plan
+        self.plan = plan
         self._take_twins(twins)
         self._expected = self._twins.clone()
         self._regression = None if regression is None else regression.to(self.device)
         self._has_parted = torch.zeros_like(self._has_parted)
         self.active = torch.ones_like(self._has_parted)
         started = time.perf_counter()
-        self._signals = self.environment.reset(plan.env_seeds)
+        self.signals = self.environment.reset(plan.env_seeds)
         self.live_seconds, self.reward_seconds = time.perf_counter() - started, 0.0
-        self.reward.reset(self._signals)
+        self.reward.reset(self.signals)
 
     def step(self, decided: Actions) -> tuple[Transition, RewardStep]:
         """Carry out one action per row, train an epoch, and return transition and reward.
@@ -192,7 +182,7 @@ class Episodes:
                 active=active,
             )
             paid = self.reward.step(transition)
-            self._signals = after
+            self.signals = after
             self.active = active & ~transition.ended
         self.live_seconds += lived - started
         self.reward_seconds += time.perf_counter() - lived
@@ -214,13 +204,13 @@ class Episodes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; entries of others in the mapping are ignored."""
-        self._plan = RoundPlan.from_mapping(state["plan"])
+        self.plan = RoundPlan.from_mapping(state["plan"])
         self._take_twins(state["twins"])
         self._expected = state["expected"].to(self.device)
         saved = state["regression"]
         self._regression = None if saved is None else TwinRegression(**saved).to(self.device)
         self._has_parted = state["has_parted"].to(self.device)
-        self._signals = self.environment.restore(state["environment"])
+        self.signals = self.environment.restore(state["environment"])
         self.reward.load_state_dict(state["reward"])
         self.active = state["active"].to(self.device)
 

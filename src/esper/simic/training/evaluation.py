@@ -10,7 +10,6 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
-from esper.lab.population.ray_population import AnyPopulation
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import UsageError
 from esper.leyline.records import copy_fields
@@ -186,7 +185,7 @@ class Evaluator:
         self._row_source = row_source or TaskRows(config)
         self._numbers = range(first_seed, first_seed + seeds)
         self._touch_test = touch_test
-        self._twins: tuple[Tensor, RoundOutcome, Tensor] | None = None
+        self._twins: tuple[RoundOutcome, Tensor] | None = None
 
     def evaluate(self, controller: Policy | Controller | str, *, greedy: bool = True) -> Evaluation:
         """Play every seed once and compare it with its twin.
@@ -195,20 +194,16 @@ class Evaluator:
             controller: a policy, a controller, or the name of one as on the command line.
             greedy: whether a policy takes its likeliest actions or draws.
         """
-        curves, waiting, twin_test = self._play_twins()
-        plan, population = self._row_source.evaluation(self._numbers)
-        try:
-            chosen = self._controller(controller, population, greedy)
-            outcome = play_episodes(
-                population, chosen, make_reward(self.config.reward), plan, curves
-            )
-            test = self._test_scores(population)
-        finally:
-            population.close()
+        if self._twins is None:
+            # A waiting row is its own twin and gains nothing over it. Its curve is known only
+            # afterwards, and no reward is paid for it.
+            self._twins = self._play(WaitController(), None, greedy)
+        waiting, twin_test = self._twins
+        outcome, test = self._play(controller, waiting.states["val_score"], greedy)
         seeds, early = outcome.seeds, outcome.early_seeds
         return Evaluation(
-            tasks=plan.tasks,
-            seeds=plan.env_seeds,
+            tasks=outcome.tasks,
+            seeds=outcome.env_seeds,
             val_scores=outcome.final_scores,
             twin_val_scores=outcome.twin_scores,
             test_scores=test,
@@ -225,26 +220,21 @@ class Evaluator:
             op_counts=outcome.op_counts(),
         )
 
-    def _play_twins(self) -> tuple[Tensor, RoundOutcome, Tensor]:
-        """Return the twins' curves [N, epochs], what waiting paid, and the twins' test scores."""
-        if self._twins is None:
-            plan, population = self._row_source.evaluation(self._numbers)
-            try:
-                # A waiting row is its own twin, so whatever it scores is no gain; the curve is
-                # known only afterwards, and a reward that needs it is paid none.
-                nothing = torch.zeros(plan.rows, self.config.epochs)
-                reward = make_reward(self.config.reward)
-                waiting = play_episodes(population, WaitController(), reward, plan, nothing)
-                test = self._test_scores(population)
-            finally:
-                population.close()
-            self._twins = (waiting.states["val_score"], waiting, test)
-        return self._twins
-
-    def _test_scores(self, population: AnyPopulation) -> Tensor:
-        if not self._touch_test:
-            return torch.full((population.rows,), torch.nan, dtype=torch.float64)
-        return population.test_scores()
+    def _play(
+        self, controller: Policy | Controller | str, twins: Tensor | None, greedy: bool
+    ) -> tuple[RoundOutcome, Tensor]:
+        """Play all seeds; return the outcome, and the test scores [N], NaN if they are left out."""
+        plan, population = self._row_source.evaluation(self._numbers)
+        try:
+            chosen = self._controller(controller, population, greedy)
+            curves = torch.zeros(plan.rows, self.config.epochs) if twins is None else twins
+            reward = make_reward(self.config.reward)
+            outcome = play_episodes(population, chosen, reward, plan, curves)
+            if self._touch_test:
+                return outcome, population.test_scores()
+            return outcome, torch.full((plan.rows,), torch.nan, dtype=torch.float64)
+        finally:
+            population.close()
 
     def _controller(
         self, controller: Policy | Controller | str, environment: Environment, greedy: bool

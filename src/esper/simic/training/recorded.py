@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -376,16 +377,12 @@ def _entropies(stored: StoredRun, rounds: Sequence[dict[str, Any]]) -> dict[str,
         parameters=(rounds[0]["round"], rounds[-1]["round"]),
     )
     # An update has a row for every pass; the last one counts.
-    newest = {(row["round"], row["head"]): row for row in sorted(found, key=_pass)}
+    newest = {(row["round"], row["head"]): row for row in sorted(found, key=itemgetter("ordinal"))}
     heads = dict.fromkeys(head for _, head in newest)
     return {
         head: _mean([row["entropy_conditional"] for (_, of), row in newest.items() if of == head])
         for head in heads
     }
-
-
-def _pass(row: dict[str, Any]) -> int:
-    return int(row["ordinal"])
 
 
 def _last_evaluation(rounds: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -77,10 +77,8 @@ class Rollout:
         self._clamps = ClampCounter(policy.layout, self.device)
         self._act = rollout_step(policy.network, self.rows)
         self._wait = placeholder_actions(self.rows, self.device)
-        self._value_scale = torch.ones(self.rows, device=self.device)
-        self._hidden: Hidden = policy.network.initial_hidden(self.rows)
-        self._free = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
-        self._potential = torch.zeros(self.rows, device=self.device)
+        self._hidden: Hidden
+        self._free: Tensor
         self.is_done = True
         """Whether every episode has ended."""
         self.decided = 0

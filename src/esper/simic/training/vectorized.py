@@ -21,7 +21,7 @@ from esper.simic.rewards import Reward, make_reward
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.episodes import TwinCurves
 from esper.simic.training.evaluation import SELECT_SEEDS, Evaluation, Evaluator
-from esper.simic.training.progress import Progress, RoundReport, Tally
+from esper.simic.training.progress import Phase, Progress, RoundReport, Tally
 from esper.simic.training.rollout import Rollout
 from esper.simic.training.row_source import (
     Curriculum,
@@ -218,7 +218,7 @@ class Trainer:
         self._in_round = False
         self._twin_seconds = 0.0
         self.curriculum.add_round(self.tally.paid_off)
-        return self._progress("update", 1, 1, updated, report=report)
+        return self._progress("update", 1, 1, updated, report=report, round=report.round)
 
     def _evaluate(self) -> Evaluation | None:
         """Play greedy episodes on the selection seeds, where they are due."""
@@ -270,27 +270,16 @@ class Trainer:
         return self._rollout
 
     def _progress(
-        self,
-        phase: Any,
-        step: int,
-        steps: int,
-        seconds: float,
-        *,
-        report: RoundReport | None = None,
-        env_steps: int | None = None,
-        **values: Any,
+        self, phase: Phase, step: int, steps: int, seconds: float, **values: Any
     ) -> Progress:
+        known = {"round": self.round, "env_steps": self.tally.env_steps, "active": 0}
         return Progress(
             phase=phase,
-            round=self.round if report is None else report.round,
             rounds=self.config.rounds,
             step=step,
             steps=steps,
-            env_steps=self.tally.env_steps if env_steps is None else env_steps,
-            active=values.pop("active", 0),
             seconds=seconds,
-            report=report,
-            **values,
+            **{**known, **values},
         )
 
     # -------------------------------------------------------------------------------------- state
@@ -320,18 +309,15 @@ class Trainer:
             state: the state.
             restart_round: start a round that was in progress again from its beginning.
         """
-        try:
-            self._refuse_other_blueprints(state["blueprints"])
-            self.agent.load_state_dict(state["agent"])
-            if self.twins is not None and state["twins"] is not None and not restart_round:
-                self.twins.load_state_dict(state["twins"])
-            self.round = int(state["round"])
-            self.tally.load_state_dict(state)
-            self.curriculum.load_state_dict(state)
-            self._twin_seconds = float(state["twin_seconds"])
-            rollout = state["rollout"]
-        except KeyError as error:
-            raise CheckpointError(f"not the state of a training run: {error} is missing") from None
+        self._refuse_other_blueprints(state["blueprints"])
+        self.agent.load_state_dict(state["agent"])
+        if self.twins is not None and state["twins"] is not None and not restart_round:
+            self.twins.load_state_dict(state["twins"])
+        self.round = int(state["round"])
+        self.tally.load_state_dict(state)
+        self.curriculum.load_state_dict(state)
+        self._twin_seconds = float(state["twin_seconds"])
+        rollout = state["rollout"]
         self._in_round = rollout is not None and not restart_round
         if self._in_round:
             self._make_rollout().load_state_dict(rollout)

@@ -89,7 +89,7 @@ def test_wrong_content(tmp_path: Path, arrays: dict[str, Any], words: str) -> No
 def test_not_an_npz_file(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(b"not a zip file")
-    with pytest.raises(DataError, match="is not an npz file"):
+    with pytest.raises(DataError, match="as an npz file"):
         open_npz(path, bool)
 
 
@@ -120,11 +120,11 @@ def npy_header(shape: tuple[int, ...], kind: str = "<f8") -> bytes:
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
-def test_a_member_that_claims_more_than_it_holds_takes_no_memory(tmp_path: Path) -> None:
+def test_a_member_that_claims_more_than_it_holds_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x.npy", npy_header((10**9, 10**6)) + b"few")
         archive.writestr("y.npy", npy_header((3,)) + bytes(24))
-    with pytest.raises(DataError, match=r"says it is an array of 8,000,000,000,000,"):
+    with pytest.raises(DataError, match="cannot be read"):
         read_npz(tmp_path / "a.npz")
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 import gzip
 import math
 import os
-import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
-from numpy.lib import format as npy
 
 from esper.lab.tasks.data.source import Array, DataSet, Found, Layout, Source, data_file
 from esper.leyline.errors import DataError
@@ -137,74 +135,23 @@ MEMBERS = "x_train, y_train or x, y, and optionally x_val, y_val and x_test, y_t
 WANTED = ("x_train", "y_train", "x", "y", "x_val", "y_val", "x_test", "y_test")
 CHANNEL_COUNTS = (1, 3, 4)
 
-_MOST_EXPANSION_NPZ = 1100
-"""How much more a compressed member can hold than it takes; deflate's own limit is 1032."""
-
 
 def open_npz(
     path: Path, is_wanted: Callable[[str], bool]
 ) -> tuple[dict[str, Array], tuple[str, ...]]:
-    """Return some arrays of an npz file and the names of all, without executing anything in it.
-
-    A member that is not wanted is not read; one that is has its size compared with the file's
-    before memory is taken for it.
-    """
+    """Return the wanted arrays of an npz file, and the names of all; no code in it is run."""
     with data_file(path) as file:
-        # The border to somebody's file: zipfile, the decompressors and numpy raise what they like,
-        # from NotImplementedError (compression) to RuntimeError (encryption) and SyntaxError.
+        # zipfile, the decompressors and numpy raise many kinds of errors on a damaged file, from
+        # NotImplementedError (compression) to RuntimeError (encryption) and SyntaxError.
         try:
-            archive = zipfile.ZipFile(file)
-        except Exception:
-            raise DataError(
-                f"{path} is not an npz file, or it is cut off; write it with numpy.savez"
-            ) from None
-        try:
-            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            wanted = {name: info for name, info in members.items() if is_wanted(name)}
-            arrays = {name: _read_member(archive, info) for name, info in wanted.items()}
+            with np.lib.npyio.NpzFile(file, allow_pickle=False) as archive:
+                return {n: archive[n] for n in archive.files if is_wanted(n)}, tuple(archive.files)
         except Exception as error:
             detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             raise DataError(
-                f"{path} cannot be read ({detail}); expected plain numeric arrays, as numpy.savez "
-                f"writes them"
+                f"{path} cannot be read as an npz file ({detail}); write plain numeric arrays "
+                f"with numpy.savez"
             ) from None
-        return arrays, tuple(members)
-
-
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
-    if info.file_size > _MOST_EXPANSION_NPZ * (info.compress_size + 1):
-        raise ValueError(f"{info.filename} says it holds {info.file_size:,} bytes, which it cannot")
-    with archive.open(info) as stream:
-        size = _array_size(stream, info.filename)
-    if size != info.file_size:
-        raise ValueError(
-            f"{info.filename} says it is an array of {size:,} bytes and holds {info.file_size:,}"
-        )
-    if size > _memory():
-        raise ValueError(f"{info.filename} has {size:,} bytes, more than this machine's memory")
-    with archive.open(info) as stream:
-        return np.asarray(npy.read_array(stream, allow_pickle=False))
-
-
-def _array_size(stream: IO[bytes], name: str) -> int:
-    """Return how many bytes a member must have to be what its header says."""
-    version = npy.read_magic(stream)
-    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    if version not in readers:
-        raise ValueError(f"{name} is in version {version} of numpy's format; expected 1.0 or 2.0")
-    shape, _, dtype = readers[version](stream)
-    if dtype.hasobject:
-        raise ValueError(f"{name} holds Python objects, which would have to be run")
-    if any(size < 0 for size in shape):
-        raise ValueError(f"{name} has the shape {shape}")
-    return stream.tell() + math.prod(shape) * dtype.itemsize
-
-
-def _memory() -> float:
-    names = os.sysconf_names if hasattr(os, "sysconf_names") else {}
-    if "SC_PHYS_PAGES" not in names:
-        return math.inf
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def read_npz(path: Path) -> Source:
