@@ -1,6 +1,6 @@
-"""The tasks that ship with Esper; each is one small class with its settings.
+"""The tasks that ship with Esper, each a small class with its settings.
 
-The CIFAR hosts are those of the design documents, with GroupNorm in place of BatchNorm.
+The CIFAR hosts are those of the design documents, with GroupNorm instead of BatchNorm.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from esper.leyline.slots import slot_id
 CIFAR16 = Layout("one file of CIFAR-10 at 16x16", (("cifar16.npz",),))
 CIFAR16_SHAPE = (3, 16, 16)
 CIFAR16_TRAIN = 30_000
-"""Training images: the first of the official order."""
-# Of these images, divided by 255.
+"""Number of training images, the first ones in the official order."""
+# Statistics of these images, divided by 255.
 CIFAR16_MEAN = (0.4916, 0.4820, 0.4461)
 CIFAR16_STD = (0.2386, 0.2352, 0.2538)
 
 FASHION14 = Layout("one file of Fashion-MNIST at 14x14", (("fashion14.npz",),))
 FASHION14_SHAPE = (1, 14, 14)
-# Of the 60,000 training images, divided by 255.
+# Statistics of the 60,000 training images, divided by 255.
 FASHION14_MEAN, FASHION14_STD = (0.2860,), (0.3301,)
 
 
@@ -79,7 +79,7 @@ def halve(images: Array) -> Array:
     count, channels, height, width = images.shape
     cells = images.reshape(count, channels, height // 2, 2, width // 2, 2)
     sums = cells.sum(axis=(3, 5), dtype=np.uint16)
-    # Round halves to even, as numpy does: up by one half, less one where that hit an odd tie.
+    # Round halves to even, as numpy does: add one half, subtract one where that made an odd tie.
     rounded = (sums + 2) // 4
     is_odd_tie = (sums % 4 == 2) & (rounded % 2 == 1)
     averaged: Array = (rounded - is_odd_tie).astype(np.uint8)
@@ -105,13 +105,13 @@ def _read_small(found: Found, shape: tuple[int, ...]) -> Source:
 
 NUM_CLASSES = 10
 GREY_LEVELS = 16.0
-# Of all pixels divided by 16; fixed, so that the split does not change the input.
+# Statistics of all pixels divided by 16; fixed, so that the split does not change the input.
 MEAN, STD = 0.3053, 0.3760
 
 
 def read_digits() -> Source:
     """Return the digits as images [N, 1, 8, 8]; they have no official test split."""
-    # To import scikit-learn takes most of a second, in every process that trains on digits.
+    # The file is read directly: importing scikit-learn takes most of a second in every process.
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise DataError(
@@ -137,22 +137,22 @@ def read_digits() -> Source:
 
 
 STORY_BYTES = 32 * 2**20
-"""How much of each story file is read; the full set has gigabytes, more than a run can see."""
+"""Bytes read from each story file; the full set has gigabytes, more than a run uses."""
 
 
 class _OnDisk(Task):
-    """A data set in its known layouts, or a file of the user's own with images of that shape."""
+    """A data set in its known layouts, or the user's own file with images of that shape."""
 
     data_set: ClassVar[DataSet]
 
     def find(self, data_path: DataPath | None = None) -> str:
-        """Say where the files lie."""
+        """Return where the files lie."""
         if self._is_own_file(data_path):
             return str(data_path)
         return str(self.data_set.find(data_path).folder)
 
     def read(self, data_path: DataPath | None) -> Source:
-        """Return the data set, or what is in the user's own file."""
+        """Return the data set, or the user's own file."""
         if data_path is not None and self._is_own_file(data_path):
             return open_data(data_path)
         return self.data_set.read(self.data_set.find(data_path))
@@ -166,6 +166,10 @@ class _OnDisk(Task):
         return Path(data_path).name not in known
 
 
+_TUNED: dict[str, Any] = {"schedule": SCHEDULE, "warmup": WARM_UP}
+"""Learning-rate schedule of tasks whose rate was tuned with it."""
+
+
 def _digits_config(**settings: Any) -> TaskConfig:
     return TaskConfig(
         input_shape=(1, 8, 8),
@@ -174,6 +178,13 @@ def _digits_config(**settings: Any) -> TaskConfig:
         val_fraction=0.25,
         test_fraction=0.2,
         **settings,
+    )
+
+
+def _digits_cnn(channels: tuple[int, ...], pool_layers: int | None = None) -> TaskConfig:
+    host = CnnConfig(channels=channels, in_channels=1, pool_layers=pool_layers)
+    return _digits_config(
+        host="cnn", host_options=host, batch_size=32, learning_rate=0.05, **_TUNED
     )
 
 
@@ -197,15 +208,8 @@ class Digits(Task):
 class DigitsNarrow(Digits):
     """Embedded 8x8 digits with a conv host that begins too narrow, at its tuned rate: the demo."""
 
-    # Chosen by `python -m benchmarks digits_narrow`; research/log.md has what else was tried.
-    defaults = _digits_config(
-        host="cnn",
-        host_options=CnnConfig(channels=(2, 2, 8), in_channels=1),
-        batch_size=32,
-        learning_rate=0.05,
-        schedule=SCHEDULE,
-        warmup=WARM_UP,
-    )
+    # Chosen by `python -m benchmarks digits_narrow`; research/log.md lists the alternatives.
+    defaults = _digits_cnn((2, 2, 8))
 
 
 @register_task("digits_mlp")
@@ -224,8 +228,7 @@ class DigitsResidual(Digits):
         host_options=ResidualConfig(channels=(4, 8, 8), in_channels=1),
         batch_size=32,
         learning_rate=0.05,
-        schedule=SCHEDULE,
-        warmup=WARM_UP,
+        **_TUNED,
     )
 
 
@@ -233,14 +236,7 @@ class DigitsResidual(Digits):
 class DigitsDeep(Digits):
     """Embedded 8x8 digits with a conv host of five blocks, and so with five slots."""
 
-    defaults = _digits_config(
-        host="cnn",
-        host_options=CnnConfig(channels=(4, 4, 8, 8, 8), in_channels=1, pool_layers=2),
-        batch_size=32,
-        learning_rate=0.05,
-        schedule=SCHEDULE,
-        warmup=WARM_UP,
-    )
+    defaults = _digits_cnn((4, 4, 8, 8, 8), pool_layers=2)
 
 
 @register_task("fashion")
@@ -339,17 +335,16 @@ class CifarDeepImpaired(_Cifar):
 
 
 def _small_config(channels: tuple[int, ...], shape: tuple[int, int, int]) -> TaskConfig:
-    # The rate and the schedule that suit a waiting host best: research/campaign, tune_wsd.
+    # Rate and schedule are tuned for the host without growth: research/campaign, tune_wsd.
     return TaskConfig(
         host="cnn",
         host_options=CnnConfig(channels=channels, in_channels=shape[0]),
         input_shape=shape,
         batch_size=128,
         learning_rate=0.1,
-        schedule=SCHEDULE,
-        warmup=WARM_UP,
         seed_warmup=SEED_WARM_UP,
         horizon=60,
+        **_TUNED,
     )
 
 
@@ -373,7 +368,7 @@ class _Stories(Task):
     """Next-byte prediction on plain text."""
 
     def find(self, data_path: DataPath | None = None) -> str:
-        """Say where the text lies."""
+        """Return where the text lies."""
         return str(text.find_stories(data_path)[0].parent)
 
     def read(self, data_path: DataPath | None) -> Source:
@@ -391,7 +386,7 @@ def _stories_config(host: TransformerConfig, **settings: Any) -> TaskConfig:
         input_shape=(host.context,),
         num_classes=text.VOCAB,
         samples_per_step=1024,
-        # Small batches and no decay: SGD is slow on transformers, and these made it fastest.
+        # Small batches and no weight decay: with these SGD, slow on transformers, was fastest.
         batch_size=16,
         learning_rate=0.1,
         weight_decay=0.0,
@@ -426,20 +421,13 @@ class Sources(Task):
     """Python's own sources byte by byte, with a transformer of four blocks; needs no files."""
 
     # The network and the rates of the cell `small` of research/depth, which a CPU trains in a
-    # minute; there AdamW and a rate that falls at the end were tuned for the static network.
+    # minute; AdamW and the final decay were tuned there for the static network.
     defaults = _stories_config(
         TransformerConfig(vocab=text.VOCAB, dim=32, heads=2, layers=4, context=64, segments=4),
         validation_samples=512,
         horizon=40,
         target_loss=1.2,
-    ).replace(
-        optimizer="adamw",
-        learning_rate=0.004,
-        weight_decay=0.1,
-        schedule=SCHEDULE,
-        warmup=WARM_UP,
-        decay=0.25,
-    )
+    ).replace(optimizer="adamw", learning_rate=0.004, weight_decay=0.1, decay=0.25, **_TUNED)
 
     def read(self, data_path: DataPath | None) -> Source:
         """Return the standard library of this Python, or any text the user gives."""
