@@ -1,4 +1,4 @@
-"""TrainConfig: everything about one training run, and what of it may change on the way."""
+"""TrainConfig: the settings of a training run, which of them may change, and the recipes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from esper.tamiyo.policy.distribution import FloorConfig
 from esper.utils.settings import SettingChanges, changed_settings, is_within
 
 Horizon = Literal["terminate", "bootstrap"]
-"""What reaching the horizon is: the end, or a cut beyond which the critic's value counts."""
+"""At the horizon an episode terminates, or it is truncated and the critic's value is added."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig(Config):
-    """One stage of a curriculum; it ends by rounds or by what pays off, whichever comes first."""
+    """One stage of a curriculum; it ends by `rounds` or `paid_off`, whichever comes first."""
 
     tasks: tuple[str, ...] = option(help="Tasks and families of the stage.")
     rounds: int = option(0, "Rounds after which the stage ends; 0 is no limit.", minimum=0)
     paid_off: float = option(
         0.0,
-        "Running share of episodes that pay off that ends the stage; 0 is no limit.",
+        "The stage ends when this running share of episodes pays off; 0 is no limit.",
         minimum=0,
         maximum=1,
     )
@@ -44,23 +44,23 @@ class StageConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Config):
-    """One training run; the recipes are values of it."""
+    """Settings of one training run; every recipe is one."""
 
     recipe: str = option("custom", "Name of the recipe it started from.")
-    tasks: tuple[str, ...] = option(("digits",), "Tasks and families the rows are shared among.")
+    tasks: tuple[str, ...] = option(
+        ("digits",), "Tasks and families that the rows are split among."
+    )
     data: str | None = option(None, "File or folder of the data; empty for the usual places.")
     rounds: int = option(100, "Rounds: episodes of all rows, then one update.", minimum=1)
-    rows: int = option(64, "Episodes side by side.", minimum=1)
+    rows: int = option(64, "Episodes in parallel.", minimum=1)
     episode_length: int = option(DEFAULT_EPISODE_LENGTH, "Decisions of an episode.", minimum=1)
     seed: int = option(0, "Seed of the whole run.", minimum=0)
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Where the rows and the policy are.")
     strategy: Strategy = option("auto", "How the rows are executed.")
 
-    rows_per_seed: int = option(
-        4, "Rows that share an environment seed, hence a waiting twin.", minimum=1
-    )
+    rows_per_seed: int = option(4, "Rows that share an environment seed, and so a twin.", minimum=1)
     seed_pool: int = option(
-        0, "Environment seeds there are to draw from; 0 is fresh ones in every round.", minimum=0
+        0, "Number of environment seeds to draw from; with 0 every round has new ones.", minimum=0
     )
     architectures_per_round: int = option(
         4,
@@ -70,11 +70,13 @@ class TrainConfig(Config):
     )
     twin_rounds: int = option(
         0,
-        "Rounds whose twins are trained together, ahead of them; 0 fills one population.",
+        "Rounds whose twins are trained together in advance; 0 chooses as many as fill a GPU.",
         minimum=0,
     )
     horizon: Horizon = option(
-        "terminate", "terminate: the horizon ends the episode; bootstrap: it cuts it off."
+        "terminate",
+        "terminate: the episode ends at its horizon; bootstrap: it is truncated there, and the "
+        "critic's value is added.",
     )
     curriculum: tuple[StageConfig, ...] = option(
         (), "Stages of tasks, one after another; empty for the same tasks throughout."
@@ -85,42 +87,42 @@ class TrainConfig(Config):
     )
     policy: PolicyConfig = option(PolicyConfig, "The network.")
     ppo: PPOConfig = option(PPOConfig, "The learner.")
-    reward: RewardConfig = option(RewardConfig, "What rows are paid for.")
-    population: PopulationConfig = option(PopulationConfig, "How rows live.")
+    reward: RewardConfig = option(RewardConfig, "The reward.")
+    population: PopulationConfig = option(PopulationConfig, "How rows train and grow.")
 
     recorded_rows: int = option(
-        2, "Rows of which every step is written down; all rows leave their episodes.", minimum=0
+        2, "Rows of which every step is stored; of the others, their episodes.", minimum=0
     )
     evaluate_every: int = option(
         0,
-        "Rounds from one greedy evaluation, which the best policy is chosen by, to the next; the "
-        "last round has one too. With 0 there is none, and the best policy is the newest.",
+        "Rounds between greedy evaluations, which choose the best policy; the last round has one "
+        "too. With 0 there is none, and the newest policy is the best.",
         minimum=0,
     )
     evaluation_seeds: int = option(8, "Episodes of such an evaluation.", minimum=1)
-    checkpoint_every: int = option(1, "Rounds from one checkpoint to the next.", minimum=1)
+    checkpoint_every: int = option(1, "Rounds between checkpoints.", minimum=1)
     checkpoint_seconds: float = option(
-        60.0, "Most time from one checkpoint to the next, in mid-episode too.", above=0.0
+        60.0, "Most seconds between checkpoints, also within an episode.", above=0.0
     )
 
     def __post_init__(self) -> None:
-        """Check what no single field can."""
+        """Check rules that span several fields."""
         super().__post_init__()
         if not self.tasks:
             raise ConfigError("TrainConfig.tasks must name at least one task or family")
         check_gamma(self.reward, self.ppo.gamma)
         if self.ppo.anchor_kl and not self.start:
-            raise ConfigError("ppo.anchor_kl keeps a policy near its start; give start=FOLDER too")
+            raise ConfigError("ppo.anchor_kl needs a policy to stay near; set start=FOLDER too")
         open_ended = [not (stage.rounds or stage.paid_off) for stage in self.curriculum]
         if any(open_ended[:-1]):
             number = open_ended.index(True)
             raise ConfigError(
-                f"TrainConfig.curriculum[{number}] never ends, so what follows is never reached; "
-                "give it rounds or paid_off"
+                f"TrainConfig.curriculum[{number}] never ends, so later stages are never reached; "
+                "set its rounds or paid_off"
             )
 
     def changed(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed; the reward's discount follows the learner's."""
+        """Return a copy with some fields changed; `reward.gamma` follows `ppo.gamma`."""
         ppo, reward = changes.get("ppo", self.ppo), changes.get("reward", self.reward)
         if isinstance(ppo, PPOConfig) and ppo.gamma != self.ppo.gamma == reward.gamma:
             changes["reward"] = reward.replace(gamma=ppo.gamma)
@@ -138,14 +140,14 @@ class TrainConfig(Config):
 
 
 FIXED_SETTINGS = ("seed", "rows", "episode_length", "policy", "start")
-"""What a continued run keeps."""
+"""Settings that cannot change when a run is continued."""
 
 CHANGEABLE_WITHIN = (
     "policy.floor",
     "policy.check",
     *(f"population.{name}" for name in sorted(EXECUTION_SETTINGS)),
 )
-"""What may change all the same, at any time."""
+"""Settings within those that may change at any time."""
 
 ROUND_SETTINGS = (
     "tasks",
@@ -159,14 +161,14 @@ ROUND_SETTINGS = (
     "population",
     "recorded_rows",
 )
-"""What a round is made of: it is played again when one of these changes."""
+"""Settings of a round: when one of these changes, the round starts again."""
 
 NAMES_ONLY = ("recipe",)
-"""What has no effect at all."""
+"""Settings without any effect."""
 
 
 def compare_settings(old: TrainConfig, new: TrainConfig) -> SettingChanges:
-    """Return what changed, or raise where a run cannot be continued with it."""
+    """Return the changes, or raise if a run cannot be continued with them."""
     changed = {
         key: values
         for key, values in changed_settings(old.to_mapping(), new.to_mapping()).items()
@@ -198,23 +200,23 @@ LEARNER = PPOConfig(
     entropy_coef=0.01,
     entropy_coef_end=0.001,
 )
-"""The learner's settings: those that learn the problems whose optimum is known."""
+"""Settings of the learner that solve the problems with a known optimum."""
 
 _REWARD = RewardConfig(gamma=LEARNER.gamma, twin=TwinConfig(flop_rent_points=0.25))
-"""Operations cost half of what parameters do: enough to prefer the cheaper of two equal seeds."""
+"""FLOPs cost half as much as parameters: enough to prefer the cheaper of two equal seeds."""
 
 _POLICY = PolicyConfig(
     lstm_hidden_dim=128,
     floor=FloorConfig().replace(**{**dict.fromkeys(HEAD_NAMES, 0.02), "op": 0.01}),
 )
-"""Floors below the documents': theirs draw every second blueprint at random, for ever."""
+"""Floors below the documents': with theirs every second blueprint is drawn at random, forever."""
 
 _TRAVELLER = _POLICY.replace(layout="travelling")
-"""Where tasks differ, and on images, where it learns faster (research/log.md)."""
+"""Task-relative observations, for families and for images: they learn faster (research/log.md)."""
 
 LIFE = LifecycleConfig(gates=GateConfig(min_training_epochs=3))
-"""Seeds train alone for a twentieth of 60 epochs: with the documents' ten, growing on images brings
-a third of what it brings with three (research/log.md)."""
+"""Seeds train alone for 3 of 60 epochs. With the documents' 10, growing on images gains a third of
+what it gains with 3 (research/log.md)."""
 
 _DOCUMENTS_LEARNER = PPOConfig(
     epochs=1,
@@ -224,8 +226,7 @@ _DOCUMENTS_LEARNER = PPOConfig(
     exploration=ExplorationConfig(op_curiosity=0.0, sparse_entropy=0.0, sparse_curiosity=0.0),
     imitation=ImitationConfig(weight=0.0),
 )
-"""One pass per update, the product of the heads' ratios clipped, and nothing against collapse but
-entropy and floors."""
+"""One pass per update, the joint ratio clipped, and only entropy and floors against collapse."""
 
 _DOCUMENTS_POLICY = PolicyConfig(
     lstm_hidden_dim=512,
@@ -256,7 +257,7 @@ _IMAGES = _OURS.replace(
     policy=_TRAVELLER,
     population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
 )
-"""What recipes for real images share."""
+"""Shared settings of the recipes for real images."""
 
 RECIPES: dict[str, TrainConfig] = {
     recipe.recipe: recipe

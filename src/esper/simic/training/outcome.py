@@ -1,8 +1,8 @@
-"""RoundOutcome: what the episodes of one round were like, worked out once from their traces.
+"""RoundOutcome: figures of the episodes of one round, computed from their traces.
 
-All of it is tensors over rows on the CPU: returns, gains, lengths, what was decided, and the fate
-of every seed. How seeds came and went is read off the stages of the slots, so that a removal by the
-governor or at the end of a fade counts like any other.
+They are tensors over rows on the CPU: returns, gains, lengths, decisions, and the fate of every
+seed. Germinations, fossilizations and prunes are derived from the stages of the slots, so that a
+removal by the governor, or at the end of a fade, counts like any other.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from esper.leyline.rules import is_in
 from esper.leyline.stages import COOLDOWN_STAGES, SeedStage
 
 EARLY_SHARE = 0.6
-"""A seed is early that germinated in this share of its episode: it had time to be fossilized."""
+"""Seeds that germinate in this share of an episode are early: they can still be fossilized."""
 
 _STABILITY_WINDOW = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedEvents:
-    """When seeds came and went, bool [rows, steps, slots]; step t is decision t."""
+    """When seeds germinated, were fossilized or pruned, bool [rows, steps, slots], by decision."""
 
     germinated: Tensor
     fossilized: Tensor
@@ -44,7 +44,7 @@ class SeedEvents:
 
 
 def find_seed_events(stage: Tensor, blueprint: Tensor, active: Tensor) -> SeedEvents:
-    """Return when seeds came and went.
+    """Find when seeds germinated, were fossilized or pruned.
 
     Args:
         stage: int64 [rows, steps + 1, slots], before the first decision and after each.
@@ -56,9 +56,9 @@ def find_seed_events(stage: Tensor, blueprint: Tensor, active: Tensor) -> SeedEv
     germinated = running & (before < 0) & (after >= 0)
     fossil = int(SeedStage.FOSSILIZED)
     fossilized = running & (after == fossil) & (before != fossil)
-    # A seed pruned at once is in its embargo already when the step is over.
+    # A seed that is pruned at once is already embargoed at the end of the step.
     removed = running & is_in(after, COOLDOWN_STAGES) & ~is_in(before, COOLDOWN_STAGES)
-    # A record keeps its blueprint through the cooldown; before it there may be none.
+    # A slot keeps its blueprint during the cooldown; before germination it may have none.
     kind = torch.where(blueprint[:, 1:] >= 0, blueprint[:, 1:], blueprint[:, :-1])
     happened = germinated | fossilized | removed
     return SeedEvents(
@@ -70,7 +70,7 @@ def find_seed_events(stage: Tensor, blueprint: Tensor, active: Tensor) -> SeedEv
 
 
 def panic_names(codes: Tensor) -> list[str | None]:
-    """Return why rows were taken back, by int64 [N] of `Panic`; None where they were not."""
+    """Return the names of `Panic` codes [N]; None for rows that were not rolled back."""
     return [None if code == Panic.NONE else Panic(code).name.lower() for code in codes.tolist()]
 
 
@@ -96,17 +96,17 @@ class RoundOutcome:
     detail_names: Sequence[str] = ()
     """Names of the columns of `decisions["details"]`."""
     recorded_rows: Sequence[int] = ()
-    """Rows whose every step is written down."""
+    """Rows whose every step is stored."""
     recorded_decisions: Mapping[str, Tensor] = field(default_factory=dict)
-    """[recorded rows, steps, ...], further columns of these rows."""
+    """[recorded rows, steps, ...], more columns of these rows."""
     recorded_states: Mapping[str, Tensor] = field(default_factory=dict)
     """[recorded rows, steps + 1, ...], every signal of these rows."""
     obs_clamp_share: float = 0.0
-    """Entries of the observation at their clamp."""
+    """Share of the observation's entries that were clamped."""
     obs_clamp_features: Mapping[str, float] = field(default_factory=dict)
-    """The features most often at their clamp, with their shares."""
+    """The features that were clamped most often, with their shares."""
     reward_units: Tensor = field(default_factory=lambda: torch.ones(()))
-    """[rows], what the learner divided rewards by; 1 where nobody learned from them."""
+    """[rows], the learner's divisors of rewards; 1 without a learner."""
 
     # ------------------------------------------------------------------------------- by episode
 
@@ -142,7 +142,7 @@ class RoundOutcome:
 
     @cached_property
     def normalized_returns(self) -> Tensor:
-        """float64 [rows], the same in the learner's unit."""
+        """float64 [rows], the returns in the learner's units."""
         return self.returns / self.reward_units
 
     @cached_property
@@ -152,7 +152,7 @@ class RoundOutcome:
 
     @cached_property
     def twin_scores(self) -> Tensor:
-        """float64 [rows], the waiting twin's final score, NaN without one."""
+        """float64 [rows], the twin's final score, NaN without one."""
         return self.at_end("twin_score").double()
 
     @property
@@ -162,7 +162,7 @@ class RoundOutcome:
 
     @property
     def paid_off(self) -> Tensor:
-        """Bool [rows], it returned more than waiting, 0, and beat its twin where it has one."""
+        """Bool [rows], the return is above 0, that of waiting, and the score above the twin's."""
         return (self.returns > 0) & ~(self.gains <= 0)
 
     @property
@@ -172,7 +172,7 @@ class RoundOutcome:
 
     @property
     def rollback_reasons(self) -> list[str | None]:
-        """Why the governor ended each episode; None where it did not, or nobody asked."""
+        """Why the governor ended each episode; None if it did not, or if it was not recorded."""
         return panic_names(self.at_end("panic")) if "panic" in self.states else [None] * self.rows
 
     @property
@@ -187,17 +187,17 @@ class RoundOutcome:
 
     @property
     def flops(self) -> Tensor:
-        """int64 [rows], operations of one sample's forward pass at the end."""
+        """int64 [rows], FLOPs of one sample's forward pass at the end."""
         return self.at_end("flops")
 
     @property
     def host_flops(self) -> Tensor:
-        """int64 [rows], those of the host; 0 where it is only imagined."""
+        """int64 [rows], those of the host; 0 for an imagined host."""
         return self.at_end("host_flops")
 
     @property
     def added_flops(self) -> Tensor:
-        """float64 [rows], added operations over the host's; 0 where it is only imagined."""
+        """float64 [rows], added FLOPs over the host's; 0 for an imagined host."""
         return (self.flops - self.host_flops).double() / self.host_flops.clamp(min=1).double()
 
     @cached_property
@@ -228,7 +228,7 @@ class RoundOutcome:
 
     @cached_property
     def seeds(self) -> SeedEvents:
-        """When seeds came and went."""
+        """When seeds germinated, were fossilized or pruned."""
         return find_seed_events(self.states["stage"], self.states["blueprint"], self.active)
 
     @cached_property
@@ -236,17 +236,17 @@ class RoundOutcome:
         """int64 [rows, 2]: seeds germinated early, and those of them that were fossilized."""
         seeds = self.seeds
         step = torch.arange(self.active.shape[1]).view(1, -1, 1)
-        # The horizon, not where a rollback cut the episode off, is what a seed could count on.
+        # A share of the horizon, also where a rollback ended the episode before it.
         horizon = (self.at_end("max_epochs") - 1).view(-1, 1, 1)
         early = seeds.germinated & (step < EARLY_SHARE * horizon)
-        # A fossil stays, so the seed that became one is the last that its slot had.
+        # A fossil stays, so it is the last seed that germinated in its slot.
         last = seeds.germination_step
         kept = seeds.fossilized.any(1) & (last >= 0) & (last < EARLY_SHARE * horizon.squeeze(-1))
         return torch.stack([early.sum((1, 2)), kept.sum(1)], dim=1)
 
     @cached_property
     def contributing(self) -> Tensor:
-        """int64 [rows], fossilized seeds that were worth something when they were judged."""
+        """int64 [rows], seeds whose contribution was positive when they were fossilized."""
         worth = self.states["contribution"][:, :-1]
         return (self.seeds.fossilized & (worth > 0)).sum((1, 2))
 
@@ -276,7 +276,7 @@ class RoundOutcome:
 
     @property
     def return_std(self) -> float:
-        """Deviation of the returns."""
+        """Standard deviation of the returns."""
         return float(self.returns.std(correction=0))
 
     @property
@@ -332,7 +332,7 @@ class RoundOutcome:
         return [{op.name: counts[op] for op in LifecycleOp} for counts in self._op_counts.tolist()]
 
     def reward_by_op(self) -> dict[str, dict[str, float]]:
-        """Return how many decisions for every op there were, and their mean raw reward."""
+        """Return the number of decisions and their mean raw reward, by op."""
         ops = self.decisions["op"][self.active]
         rewards = self.decisions["reward"][self.active].double()
         counts = torch.bincount(ops, minlength=len(LifecycleOp))
@@ -353,7 +353,7 @@ class RoundOutcome:
         }
 
     def term_sums(self) -> list[dict[str, float]]:
-        """Return what every reward term paid in the whole of each episode."""
+        """Return the sum of every reward term over each episode."""
         sums = self.decisions["terms"].double().sum(1).tolist()
         return [dict(zip(self.term_names, row, strict=True)) for row in sums]
 
@@ -367,7 +367,7 @@ class RoundOutcome:
         }
 
     def detail(self, name: str) -> Tensor | None:
-        """Return one detail of the reward [rows, steps], None where it has none."""
+        """Return one detail of the reward [rows, steps]; None if the reward does not have it."""
         if name not in self.detail_names:
             return None
         return self.decisions["details"][..., list(self.detail_names).index(name)]

@@ -1,4 +1,4 @@
-"""What a training run tells while it runs, and what it has come to over its finished rounds."""
+"""Progress and round reports of a training run, and its totals over finished rounds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 Phase = Literal["twins", "rollout", "update"]
-"""What was just done: an epoch of the waiting twins, a step of all rows, or the round's update."""
+"""The last step: an epoch of the twins, a step of all rows, or the round's update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReport:
-    """One finished round: its episodes, the update that followed, and what both cost."""
+    """One finished round: its episodes, its update, and their times."""
 
     round: int
     """From 0."""
@@ -35,7 +35,7 @@ class RoundReport:
     outcome: RoundOutcome
     """The episodes."""
     update: UpdateReport
-    """The learner's own report."""
+    """The report of the update."""
     paid_off: float
     """Running share of episodes that paid off, after this round."""
     score_rolling: float | None
@@ -43,13 +43,13 @@ class RoundReport:
     merit_rolling: float | None
     """Mean gain over the twin (return, where there is no twin) of the last ten rounds."""
     is_best: bool
-    """Whether no earlier policy did better where policies were judged; see `Tally.judge`."""
+    """Whether this is the best policy so far; see `Tally.judge`."""
     stage: int
-    """Stage of the curriculum that the round belonged to, from 0."""
+    """Stage of the curriculum, from 0."""
     timings: Mapping[str, float]
     """Seconds by phase: twins, population, policy, reward, update, evaluation; volatile."""
     evaluation: Evaluation | None = None
-    """What greedy episodes after the update brought, where they were played."""
+    """Greedy evaluation after the update; None if there was none."""
 
     @property
     def seconds(self) -> float:
@@ -73,22 +73,22 @@ class RoundReport:
 
     @property
     def wait_share_free(self) -> float | None:
-        """Share of WAIT among the decisions in which something else was legal."""
+        """Share of WAIT among the decisions with another legal op."""
         return self.outcome.wait_share_free
 
     @property
     def explained_variance(self) -> float | None:
-        """How much the critic foresaw of what it is to foresee, the potential left out."""
+        """Explained variance of the critic, without the potential."""
         return self.update.explained_variance
 
     @property
     def potential_share(self) -> float | None:
-        """How much of the returns' variance the reward's potential explains; None without one."""
+        """Share of the returns' variance that the potential explains; None without one."""
         return self.update.potential_share
 
     @property
     def approx_kl(self) -> float | None:
-        """KL from the round's policy, after the update."""
+        """KL between the policy of the round and the updated one."""
         return self.update.approx_kl
 
     @property
@@ -99,13 +99,13 @@ class RoundReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where training stands; the state may be saved at each of these."""
+    """Progress after one step of training; the state may be saved at each of these."""
 
     phase: Phase
     round: int
     """Round in progress, or just finished, from 0."""
     rounds: int
-    """Rounds planned."""
+    """Number of rounds."""
     step: int
     """Steps of the phase done in this round."""
     steps: int
@@ -115,29 +115,29 @@ class Progress:
     active: int
     """Rows whose episode still runs."""
     seconds: float
-    """Time the step took; volatile."""
+    """Duration of the step; volatile."""
     score_mean: float | None = None
     """Mean validation score of the running rows."""
     gain_mean: float | None = None
     """Mean score minus the twin's of the running rows."""
     op_counts: Mapping[str, int] = field(default_factory=dict)
-    """What was decided in this step, by op."""
+    """Number of decisions of this step, by op."""
     report: RoundReport | None = None
-    """The round, when it has just been finished."""
+    """The report of the round, if this step finished it."""
 
     @property
     def done_share(self) -> float:
-        """How much of the run is done, from 0 to 1; what an ETA is made of."""
+        """Share of the run that is done, from 0 to 1, for an ETA."""
+        of_round = 0.0
         if self.report is not None:
-            return min(1.0, (self.round + 1) / max(1, self.rounds))
-        inside = 0.0
-        if self.phase == "rollout" and self.steps:
-            inside = self.step / self.steps
-        return min(1.0, (self.round + inside) / max(1, self.rounds))
+            of_round = 1.0
+        elif self.phase == "rollout" and self.steps:
+            of_round = self.step / self.steps
+        return min(1.0, (self.round + of_round) / max(1, self.rounds))
 
 
 def conditional_entropies(update: Any) -> dict[str, float | None]:
-    """Return the conditional entropy of every head in the last optimisation epoch."""
+    """Return the conditional entropy of every head after the last pass."""
     if not update.heads:
         return {}
     last = max(head["ordinal"] for head in update.heads)
@@ -149,32 +149,34 @@ def conditional_entropies(update: Any) -> dict[str, float | None]:
 
 
 PAID_OFF_MOMENTUM = 0.9  # Share of a task's old average that a round keeps.
-SKILLED_PATIENCE = 128  # Patience where the policy succeeds on other tasks: it could, if it paid.
+SKILLED_PATIENCE = (
+    128  # Patience if the policy succeeds on other tasks, so that it is not at fault.
+)
 ROLLING_ROUNDS = 10
 """Rounds over which scores and merits are averaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStanding:
-    """How far a task is settled."""
+    """Success of growing on a task so far."""
 
     paid_off: float = 0.0
-    """Running share of its episodes that paid."""
+    """Running share of its episodes that paid off."""
     doubt: float = 0.0
-    """From 0 to 1, how much of what it takes to believe that waiting is right was seen."""
+    """From 0 to 1, evidence that waiting is right."""
 
     @property
     def belief(self) -> float:
-        """From 0 to 1, how far waiting counts as right: not at all up to half of the evidence."""
+        """From 0 to 1, belief that waiting is right: 0 up to half of the evidence."""
         return max(0.0, 2.0 * self.doubt - 1.0)
 
 
 class Tally:
-    """Adds up finished rounds.
+    """Totals and running averages over finished rounds.
 
     Args:
-        patience: acting episodes of a task, in rounds that did worse than waiting, after which
-            waiting counts as right there.
+        patience: episodes of a task that acted, in rounds that did worse than waiting, after which
+            waiting counts as right.
         blueprint_names: names of the blueprints, in action order.
     """
 
@@ -184,7 +186,7 @@ class Tally:
         self.env_steps = 0
         """Decisions of all rows."""
         self.paid_off = 0.0
-        """Running share of episodes that paid, over all tasks."""
+        """Running share of episodes that paid off, over all tasks."""
         self._tasks: dict[str, TaskStanding] = {}
         self.fates: dict[str, dict[str, int]] = {}
         """Seeds germinated, fossilized and pruned, by blueprint."""
@@ -214,12 +216,12 @@ class Tally:
     def judge(self, merit: float | None) -> bool:
         """Return whether the newest policy is the best so far.
 
-        What an exploring policy gains says little of its likeliest actions, and an average over
-        rounds belongs to no policy. So policies are judged by greedy episodes on seeds set aside
-        for that; of equals, and while none was judged, the newest is the best.
+        The gain of an exploring policy says little about its greedy actions, and an average over
+        rounds mixes several policies. So policies are judged by greedy episodes on held-out seeds.
+        Of equal policies, and before any evaluation, the newest is the best.
 
         Args:
-            merit: mean return of these episodes; None where the policy was not judged.
+            merit: mean return of these episodes; None if the policy was not evaluated.
         """
         if merit is None:
             return math.isinf(self._best)
@@ -240,7 +242,7 @@ class Tally:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; other entries are left alone."""
+        """Restore what `state_dict` returned; entries of others in the mapping are ignored."""
         self.env_steps, self.paid_off = int(state["env_steps"]), float(state["paid_off"])
         standings = state["task_standings"].items()
         self._tasks = {name: TaskStanding(**one) for name, one in standings}
@@ -249,10 +251,10 @@ class Tally:
         self.fates = {name: dict(counts) for name, counts in state["fates"].items()}
 
     def settled(self, tasks: Sequence[str]) -> Tensor:
-        """Return float32 [R]: how far the tasks of rows are settled, as a share of payers.
+        """Return float32 [R]: how far exploration has succeeded on the tasks of rows.
 
-        It is the share of episodes that pay off, or as much as the belief that waiting is right
-        stands for: what curiosity ends by, either way.
+        It is the share of episodes that pay off, or the belief that waiting is right times
+        `PAID_OFF_TARGET`, whichever is larger. Both end the exploration of a task.
         """
         new = TaskStanding()
         known = {name: self._tasks.get(name, new) for name in set(tasks)}
@@ -263,7 +265,7 @@ class Tally:
 
     def _follow_payers(self, outcome: RoundOutcome) -> None:
         paid, keep = outcome.paid_off, PAID_OFF_MOMENTUM
-        # The first round has no share before it to be averaged with.
+        # The first round has no average before it.
         kept = keep if outcome.round else 0.0
         self.paid_off = kept * self.paid_off + (1.0 - kept) * float(paid.double().mean())
         acts = (outcome.decisions["effective_op"] != int(LifecycleOp.WAIT)) & outcome.active
@@ -286,10 +288,10 @@ class Tally:
             self._tasks[name] = TaskStanding(paid_off=paid_off, doubt=doubt)
 
     def _weight_of_failure(self, name: str, standings: Mapping[str, TaskStanding]) -> float:
-        """Return how much an episode that acted and lost says for waiting on a task.
+        """Return the evidence for waiting of one episode that acted and lost.
 
-        A policy that fails everywhere may only be unskilled; one that succeeds elsewhere knows how
-        to grow, and where it still fails there is nothing to be had.
+        A policy that fails everywhere may lack skill. If it succeeds on other tasks it knows how to
+        grow, and its failure on this task is stronger evidence.
         """
         others = [one.paid_off for other, one in standings.items() if other != name]
         skill = min(1.0, max(others, default=0.0) / PAID_OFF_TARGET)
@@ -312,7 +314,7 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-# ---- A finished round in one line, for logs and terminals, and how its figures are written
+# ---- A finished round in one line, for logs and terminals
 
 
 _HEADS_FIRST = ("op", "slot", "blueprint", "tempo")
@@ -336,29 +338,29 @@ def round_line(report: RoundReport) -> str:
 
 
 def _beside(potential_share: float | None) -> str:
-    """Return what the reward's potential explains, where there is one."""
+    """Return the potential's share of the variance in brackets; nothing without a potential."""
     return "" if potential_share is None else f" (potential {number(potential_share)})"
 
 
 def entropies_line(entropies: Mapping[str, float | None]) -> str:
-    """Return the heads' entropies where they had a choice, those that matter most first."""
+    """Return the conditional entropies of the heads, the most important heads first."""
     order = [*_HEADS_FIRST, *(head for head in entropies if head not in _HEADS_FIRST)]
-    told = [f"{head} {number(entropies.get(head))}" for head in order if head in entropies]
-    return " ".join(told) or "–"
+    shown = [f"{head} {number(entropies.get(head))}" for head in order if head in entropies]
+    return " ".join(shown) or "–"
 
 
 def signed(value: float | None) -> str:
-    """Return a difference; a dash where nothing was measured, here and below."""
+    """Format a difference; here and below a missing value is a dash."""
     return f"{value:+.3f}" if value is not None and math.isfinite(value) else "–"
 
 
 def number(value: float | None) -> str:
-    """Return a number in two digits, however small."""
+    """Format a number with two digits."""
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:.1e}" if value and abs(value) < 1e-3 else f"{value:.2g}"
 
 
 def share(value: float | None) -> str:
-    """Return a share in percent."""
+    """Format a share as percent."""
     return f"{100 * value:.0f} %" if value is not None and math.isfinite(value) else "–"

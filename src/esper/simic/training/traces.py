@@ -1,4 +1,4 @@
-"""What is kept of a round's decisions and states while its episodes are played."""
+"""Records the decisions and states of a round while its episodes are played."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from esper.tamiyo.networks.decision import PolicyStep
 class Trace:
     """Named tensors [rows, steps, ...], filled step by step.
 
-    The first `put` of a round under a name fixes its shape and type; steps of a name that were
-    never put are zero.
+    The first `put` of a name in a round fixes its shape and type; missing steps are zero.
 
     Args:
         rows: number of rows.
@@ -36,13 +35,13 @@ class Trace:
         self._kept: dict[str, Tensor] = {}
 
     def start(self) -> None:
-        """Begin a new round; memory is used again."""
+        """Start a new round; tensors are reused."""
         self.length = 0
         for tensor in self._kept.values():
             tensor.zero_()
 
     def put(self, step: int, values: Mapping[str, Tensor]) -> None:
-        """Keep one tensor [rows, ...] per name as the values of a step."""
+        """Write the values of a step, one tensor [rows, ...] per name."""
         if not 0 <= step < self.steps:
             raise UsageError(f"a trace of {self.steps} steps has no step {step}")
         for name, value in values.items():
@@ -54,15 +53,15 @@ class Trace:
         self.length = max(self.length, step + 1)
 
     def read(self) -> dict[str, Tensor]:
-        """Return copies on the CPU, [rows, length, ...], of everything so far."""
+        """Return copies on the CPU, [rows, length, ...], of all steps so far."""
         return {name: kept[:, : self.length].cpu().clone() for name, kept in self._kept.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was put so far."""
+        """Return the steps so far."""
         return {"length": self.length, "kept": self.read()}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
-        """Restore what `state_dict` returned; tensors go to this device."""
+        """Restore what `state_dict` returned, on this device."""
         self._kept = {}
         self.length = int(state["length"])
         if self.length > self.steps:
@@ -92,7 +91,7 @@ KEPT_STATES = (
     "blueprint",
     "contribution",
 )
-"""Signals that are kept of every row; of recorded rows all are."""
+"""Signals that are kept of every row; recorded rows keep all signals."""
 
 
 class RoundTraces:
@@ -101,8 +100,8 @@ class RoundTraces:
     Args:
         rows: number of rows.
         steps: most decisions of an episode.
-        recorded_rows: rows of which every detail is kept.
-        device: where the rows' tensors are.
+        recorded_rows: rows of which every signal and decision is kept.
+        device: device of the tensors.
     """
 
     def __init__(
@@ -121,11 +120,11 @@ class RoundTraces:
 
     @property
     def length(self) -> int:
-        """Decisions kept of this round."""
+        """Number of decisions of this round so far."""
         return self._decisions.length
 
     def start(self) -> None:
-        """Begin a new round; memory is used again."""
+        """Start a new round; tensors are reused."""
         for trace in self._all():
             trace.start()
 
@@ -139,16 +138,15 @@ class RoundTraces:
         potential: Tensor,
         value_scale: Tensor,
     ) -> None:
-        """Keep a decision of all rows and what it was paid.
+        """Record a decision of all rows and its reward.
 
         Args:
-            transition: what the decision led to.
+            transition: the transition that followed.
             decided: the decision.
             paid: its reward.
             free: bool [R], more than one op was legal.
             potential: float32 [R], the reward's potential before the decision.
-            value_scale: float32 [R], what brings the critic's numbers onto the scale of raw
-                rewards.
+            value_scale: float32 [R], factor from the critic's output to raw rewards.
         """
         number = self.length
         self._follow_names(paid)
@@ -174,7 +172,7 @@ class RoundTraces:
         )
 
     def _follow_names(self, paid: RewardStep) -> None:
-        """Remember what the terms and details of the round are called."""
+        """Keep the names of the reward's terms and details; they may not change in a round."""
         names = tuple(paid.terms), tuple(paid.details)
         if self.length and names != (self._term_names, self._detail_names):
             was = (*self._term_names, *self._detail_names)
@@ -186,12 +184,12 @@ class RoundTraces:
         self._term_names, self._detail_names = names
 
     def keep_state(self, signals: Signals, twin_scores: Tensor, panics: Tensor) -> None:
-        """Keep what is seen before the first decision, or after the one that was kept last.
+        """Record the state before the first decision, or after the last one.
 
         Args:
-            signals: of all rows.
-            twin_scores: float32 [R], the waiting twin's at the same epoch.
-            panics: int64 [R], why the governor took a row back, a `Panic`.
+            signals: signals of all rows.
+            twin_scores: float32 [R], scores of the twins at the same epoch.
+            panics: int64 [R], a `Panic`, why the governor rolled a row back.
         """
         number = self.length
         kept = {**state_columns(signals, twin_scores), "panic": panics}
@@ -202,7 +200,7 @@ class RoundTraces:
             self._detailed_states.put(number, every)
 
     def outcome(self, plan: RoundPlan, clamps: ClampCounter) -> RoundOutcome:
-        """Return the round that was played by this plan, as far as it was kept."""
+        """Return the outcome of the round with this plan."""
         return copy_fields(
             RoundOutcome,
             plan,
@@ -218,7 +216,7 @@ class RoundTraces:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was kept so far."""
+        """Return everything recorded so far."""
         return {
             "traces": [trace.state_dict() for trace in self._all()],
             "term_names": list(self._term_names),
@@ -226,7 +224,7 @@ class RoundTraces:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; other entries are left alone."""
+        """Restore what `state_dict` returned; entries of others in the mapping are ignored."""
         for trace, saved in zip(self._all(), state["traces"], strict=True):
             trace.load_state_dict(saved, self._device)
         self._term_names = tuple(state["term_names"])
@@ -239,7 +237,7 @@ class RoundTraces:
 def decision_columns(
     transition: Transition, op: Tensor, paid: RewardStep, *, free: Tensor
 ) -> dict[str, Tensor]:
-    """Return what is kept of every row's decision, by name, each [R, ...]."""
+    """Return the recorded columns of a decision, each [R, ...]."""
     return {
         "op": op,
         "effective_op": transition.effective_op,
@@ -252,6 +250,6 @@ def decision_columns(
 
 
 def state_columns(signals: Signals, twin_scores: Tensor) -> dict[str, Tensor]:
-    """Return what is kept of every row's state, by name, each [R, ...]."""
+    """Return the recorded columns of a state, each [R, ...]."""
     kept = {name: getattr(signals, name) for name in KEPT_STATES}
     return {**kept, "twin_score": twin_scores}
