@@ -291,7 +291,7 @@ def test_a_state_with_other_blueprints_is_refused() -> None:
 
 
 def test_a_policy_with_too_few_slots_is_refused_before_anything_is_trained() -> None:
-    with pytest.raises(UsageError, match="policy.num_slots=3"):
+    with pytest.raises(UsageError, match=r"policy\.num_slots=3"):
         Trainer(tiny_config(tasks=("digits",)))
 
 
