@@ -184,7 +184,7 @@ def test_what_cannot_be_taken_apart_is_refused_by_name() -> None:
 
     garden = Garden(Host(), ["pair"], X, config=quick_config())
     grow(garden, "pair")
-    with pytest.raises(SlotError, match=r"'pair' puts out something .* garden\.save"):
+    with pytest.raises(SlotError, match=r"'pair' returns .* garden\.save"):
         garden.bake()
 
 
@@ -201,7 +201,7 @@ def test_a_blueprint_with_choices_in_it_is_refused_by_name() -> None:
     try:
         garden = stack_garden()
         grow(garden, "b", "choosy")
-        with pytest.raises(SlotError, match="slot 'b', a Choosy, cannot be written down") as error:
+        with pytest.raises(SlotError, match="slot 'b', a Choosy, cannot be traced") as error:
             garden.bake()
         assert "\n" not in str(error.value)
     finally:

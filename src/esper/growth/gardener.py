@@ -380,7 +380,7 @@ class Gardener:
 
     def _judge(self) -> str | None:
         """Return why the network went back, and say so; give up where that does not help."""
-        for slot in self._group.mad[0].nonzero().flatten().tolist():
+        for slot in self._group.non_finite_seeds[0].nonzero().flatten().tolist():
             name = self.garden.slot_names[slot]
             warn(
                 f"epoch {self.epoch}: the gradients of the seed in {name!r} are not finite; it was "

@@ -1,4 +1,4 @@
-"""Watching blocks in one forward pass: what each is called with, and what it returns."""
+"""Records the calls of blocks in one forward pass: their arguments and outputs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from esper.kasmina.slots.probe import evaluating, tensors_in
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An argument of a block, wherever a call has it; or a value that stands for one."""
+    """Where a call has an argument, by position or name; or a fixed value."""
 
     index: int | None = None
     """Number of the positional argument, None where it has none."""
     name: str | None = None
     """Name of the argument, None where it has none."""
     value: Any = None
-    """What it is where it comes from no argument."""
+    """The fixed value, where the call has no such argument."""
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the argument from those of a call, or the value."""
@@ -36,7 +36,7 @@ class Source:
 
 @dataclass(slots=True)
 class Call:
-    """One call of a block. It keeps its tensors alive: the id of a freed one is used again."""
+    """One call of a block. It keeps its tensors alive, so that their ids stay unique."""
 
     inputs: list[tuple[Source, Any]]
     args: tuple[Any, ...]
@@ -49,7 +49,7 @@ class Call:
 
     @property
     def parts(self) -> list[Any]:
-        """What the block returned, one by one."""
+        """The outputs of the block as a list."""
         return list(self.output) if type(self.output) in (tuple, list) else [self.output]
 
 
@@ -73,7 +73,7 @@ def watch(
             def after(_: Any, args: Any, kwargs: Any, output: Any, made: Any = made) -> None:
                 made[-1].output = output
 
-            # Outside of all other hooks: what FSDP casts and gathers is between these two.
+            # Around all other hooks, such as those by which FSDP casts and gathers.
             first = block.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
             last = block.register_forward_hook(after, with_kwargs=True)
             hooks.callback(first.remove)
@@ -91,7 +91,7 @@ def _positional_names(block: nn.Module) -> list[str]:
 def _inputs(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], names: list[str]
 ) -> list[tuple[Source, Any]]:
-    """Return the arguments of a call, each with where it can be found in another call."""
+    """Return the arguments of a call, each with its place in another call."""
     named = [
         (Source(names.index(name) if name in names else None, name), value)
         for name, value in kwargs.items()
@@ -104,14 +104,14 @@ def _inputs(
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is a number, a text or nothing, or made of such."""
+    """Return whether a value is None, a number or a text, or a list of such."""
     if isinstance(value, tuple | list):
         return all(map(is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def is_shareable(value: Any) -> bool:
-    """Return whether a block and its copy can be given the same: no cache that both fill."""
+    """Return whether a block and its copy can share a value; they cannot share a cache."""
     if isinstance(value, Mapping):
         return all(map(is_shareable, value.values()))
     if isinstance(value, tuple | list):
@@ -129,16 +129,16 @@ def replace_first(
     return (), {**kwargs, first: hidden}
 
 
-# ---- Whether a block has a residual path: what comes through it when its matrices are zero
+# ---- Whether a block has a residual path: its input passes when its matrices are zero
 
 
 def has_residual_path(block: nn.Module, call: Call, hidden: Sequence[Source]) -> bool:
-    """Return whether anything comes through a block once its matrices are zero.
+    """Return whether a block's output depends on its input when its matrices are zero.
 
     The block is run twice, on random hidden states; it is left as it was.
 
     Args:
-        block: what is tried.
+        block: the block.
         call: a call of it.
         hidden: the arguments of the call that are hidden states; the others stay as they are.
     """
@@ -150,14 +150,14 @@ def has_residual_path(block: nn.Module, call: Call, hidden: Sequence[Source]) ->
 
 
 def _run_changed(block: nn.Module, call: Call, hidden: Sequence[Source]) -> list[Tensor]:
-    """Return what a block makes of random hidden states, without what it hands on as it is."""
+    """Return a block's outputs for random hidden states, without arguments it passes on."""
     args, kwargs = list(call.args), dict(call.kwargs)
     parameters = inspect.signature(block.forward).parameters
     for source, value in call.inputs:
         if source in hidden and isinstance(value, Tensor):
             value = torch.randn_like(value)
         elif not is_plain(value) and not any(True for _ in tensors_in(value)):
-            # What is no tensor may remember the first call: a cache of keys and values.
+            # An object may remember the first call, such as a cache of keys and values.
             value = getattr(parameters.get(source.name or ""), "default", None)
         if source.name is not None and source.name in kwargs:
             kwargs[source.name] = value

@@ -29,7 +29,7 @@ FACTORIAL_LIMIT = 4
 def participating(state: SlotState, *, fossils: bool = False) -> Tensor:
     """Return bool [R, S]: the seeds whose contribution can be measured now.
 
-    Fossils take part only when asked for: they stay whatever an ablation says.
+    Fossils are included on request only: they stay whatever an ablation shows.
     """
     blended = state.has_module & (state.alpha > 0)
     return blended if fossils else blended & (state.stage != int(SeedStage.FOSSILIZED))
@@ -74,10 +74,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributions:
-    """What the seeds of one network are worth to it as it is now.
+    """Contributions of the seeds of one network as it is now.
 
-    These are losses that ablations would cause, not gains: the host has learned beside its seeds,
-    and leans on them. What growing has brought is the difference to a twin.
+    These are losses that ablations would cause, not gains of growth: the host has learned to rely
+    on its seeds. The gain of growth is the difference to a twin.
     """
 
     score: Estimate
@@ -139,7 +139,7 @@ def estimate_contributions(
 def record_contributions(
     state: SlotState, members: Tensor, worth: Tensor, error: Tensor, interaction: Tensor
 ) -> SlotState:
-    """Take over fresh measurements where `members` [R, S]; worth and error in points [R, S].
+    """Record new measurements at `members` [R, S]; worth and error in points [R, S].
 
     Interactions are replaced as a whole: those not measured now are zero.
     """
@@ -159,7 +159,7 @@ def record_contributions(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the ablations of all rows say; float64 on the CPU."""
+    """Results of the ablations of all rows; float64 on the CPU."""
 
     loss: Tensor
     """[R], validation loss with every seed as it is."""
@@ -249,11 +249,11 @@ def _columns(
 
 
 def _spread(
-    told: Tensor, at: Sequence[tuple[int, ...]], shape: tuple[int, ...], rest: float = math.nan
+    values: Tensor, at: Sequence[tuple[int, ...]], shape: tuple[int, ...], rest: float = math.nan
 ) -> Tensor:
-    """Return float64 of a shape: what is told at some places, and the rest of it all alike."""
+    """Return a float64 tensor of this shape with values at some places and `rest` elsewhere."""
     result = torch.full(shape, rest, dtype=torch.float64)
-    result[_columns(at, len(shape))] = told
+    result[_columns(at, len(shape))] = values
     return result
 
 
@@ -285,7 +285,7 @@ def _estimate(samples: Tensor) -> Estimate:
     return Estimate(float(samples.mean()), float(standard_error(samples[None])))
 
 
-# ---- Gradient statistics of seeds, from the norms of their gradient tensors
+# ---- Gradients of seeds: norms, health, ratio to the host
 
 
 VANISHING = 1e-7
@@ -301,7 +301,7 @@ _TINY = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class GradientSample(TensorRecord):
-    """What one batch said about some seeds; tensors of one shape, on the CPU."""
+    """Gradient statistics of some seeds in one batch; tensors of one shape, on the CPU."""
 
     norm: Tensor
     """float64, global L2 norm."""
@@ -377,7 +377,7 @@ def sample_gradients(
 
 
 def record_gradients(state: SlotState, mask: Tensor, sample: GradientSample) -> SlotState:
-    """Take over a sample [R, S] where `mask`; the ratio is smoothed over epochs."""
+    """Record a sample [R, S] at `mask`; the ratio is smoothed over epochs."""
     smoothed = _RATIO_MEMORY * state.grad_ratio + (1 - _RATIO_MEMORY) * sample.ratio
     return state.where(
         mask,

@@ -36,11 +36,11 @@ NOT_FOR_THE_SLOT = -1
 """Cost of a seed whose blueprint is not for the slot's topology, or breaks a symmetry there."""
 
 NO_LIMIT = -1
-"""Limit of a network that may grow as far as it likes."""
+"""Stands for no limit."""
 
 
 class SlotShape(Protocol):
-    """Whatever says what flows at a slot."""
+    """Anything that knows the shape of the activation at a slot."""
 
     @property
     def topology(self) -> Topology:
@@ -52,7 +52,7 @@ class SlotShape(Protocol):
 
     @property
     def symmetry(self) -> Symmetry:
-        """What the host makes of the order of positions."""
+        """Whether the host is causal or equivariant in the order of positions."""
 
 
 def seed_parameters(blueprint: Blueprint, channels: int, topology: Topology) -> int:
@@ -85,7 +85,7 @@ def count_seed(blueprint: Blueprint, topology: Topology, shape: tuple[int, ...])
             seed = blueprint.build(channels, topology)
         return forward_flops(seed, torch.empty(shape, device="meta"))
     except Exception:
-        # What decides by the values it sees cannot run without any.
+        # A module whose control flow depends on values cannot run on the meta device.
         with seeded("costs"):
             seed = blueprint.build(channels, topology)
         return forward_flops(seed, torch.zeros(shape))
@@ -101,10 +101,10 @@ def gate_flops(topology: Topology, shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotCosts(TensorRecord):
-    """What flows at slots, and what anything in them costs; int64 tensors.
+    """Shapes of slots and costs of seeds and gates in them; int64 tensors.
 
     They are [S] and [S, B] for one host, and have a leading dimension R for rows. Any style may be
-    set later, so what a seed would cost always includes its gate.
+    set later, so the cost of a seed always includes a gate.
     """
 
     slot_channels: Tensor
@@ -125,7 +125,7 @@ class SlotCosts(TensorRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCosts:
-    """What the hosts of R rows and the seeds in them cost, and how much each row may; int64.
+    """Costs of the hosts of R rows and of seeds in them, and the limits of each row; int64.
 
     Everything is per row, because rows that run together may be of different tasks.
     """
@@ -139,7 +139,7 @@ class RowCosts:
     flop_limit: Tensor
     """[R], most operations per sample of the whole network, -1 without a limit."""
     seeds: SlotCosts
-    """[R, S] and [R, S, B], what flows at the slots and what seeds cost there."""
+    """[R, S] and [R, S, B], shapes of the slots and costs of seeds there."""
 
 
 def row_costs(
@@ -154,7 +154,7 @@ def row_costs(
 ) -> RowCosts:
     """Return the costs of rows with the same host; every number is for all of them or [R].
 
-    What is the same for all rows uses no memory per row.
+    A number for all rows uses no memory per row.
     """
 
     def each(value: int | Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def row_costs(
 
 
 def slot_costs(slots: Sequence[SlotShape], blueprints: tuple[str, ...] | None = None) -> SlotCosts:
-    """Return the costs at these slots, for the blueprints there are now, or those named.
+    """Return the costs at these slots, for all registered blueprints, or those named.
 
     Copies of blocks are not for any slot here: `with_copies` adds them.
     """
@@ -206,7 +206,7 @@ def _slot_costs(
             try:
                 count = count_seed(blueprint, topology, shape)
             except Exception as error:
-                # Foreign code: a seed that cannot run here must not take every other with it.
+                # Third-party code: a seed that cannot run must not disable the others.
                 warn(
                     f"blueprint {blueprints[choice]!r} is not offered at {topology} slots of shape "
                     f"{'x'.join(map(str, shape[1:]))}: {type(error).__name__}: "
@@ -277,7 +277,7 @@ class Limits(Config):
     )
 
     def __post_init__(self) -> None:
-        """Check what no range of numbers can say."""
+        """Read `max_growth`, also as a text such as "2x"."""
         object.__setattr__(self, "max_growth", parse_factor(self.max_growth))
         super().__post_init__()
 
@@ -286,7 +286,7 @@ class Limits(Config):
 
         Args:
             trainable: trainable parameters of the bare host.
-            whole: all parameters of it: what is frozen is part of the network, too.
+            whole: all its parameters, frozen ones too.
         """
         if self.max_parameters or not self.max_growth:
             return self.max_parameters or NO_LIMIT
@@ -297,7 +297,7 @@ class Limits(Config):
 
         Args:
             host_flops: those of the bare host.
-            is_counted: whether that is all of them.
+            is_counted: whether all of them could be counted.
         """
         if self.max_added_flops:
             return host_flops + self.max_added_flops
@@ -344,9 +344,8 @@ def as_options(param_limit: int, flop_limit: int, host_flops: int) -> dict[str, 
 def fitting_blueprints(state: SlotState, costs: RowCosts) -> Tensor:
     """Return bool [R, S, B]: the blueprints that each slot can take within the limits of its row.
 
-    Limits are of the whole network, `NO_LIMIT` for none, and so are all costs: those of what lives,
-    of the new seed, and of the gates that either may be given later. A network that fits now can
-    therefore never come to exceed its limits.
+    Limits are of the whole network, `NO_LIMIT` for none. Costs are those of present seeds, of the
+    new seed, and of the gates that each may get later. So a network never exceeds its limits.
     """
 
     def within(host: Tensor, grown: Tensor, gate: Tensor, seed: Tensor, limit: Tensor) -> Tensor:
@@ -365,6 +364,6 @@ def fitting_blueprints(state: SlotState, costs: RowCosts) -> Tensor:
 
 
 def _missing(state: SlotState, gate: Tensor) -> Tensor:
-    """Return int64 [R, S]: what a gate costs, where a seed has none yet."""
+    """Return int64 [R, S]: the cost of a gate where a seed has none yet."""
     has_none = state.has_module & (state.algorithm != int(AlphaAlgorithm.GATE))
     return torch.where(has_none, gate, 0)

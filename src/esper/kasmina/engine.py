@@ -1,4 +1,4 @@
-"""What carries out the step of growth: the owner of rows' modules, weights and optimizer state.
+"""The Engine protocol: owns the modules, weights and optimizer state of rows.
 
 An engine owns those and nothing else. Lifecycle, measurement, governor and signals belong to the
 row group (`esper.kasmina.row_group`); they are the same functions whatever the engine. Here is also
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EpochResult:
-    """What training one epoch said; tensors where the rows are remembered."""
+    """Result of training one epoch; tensors on the row group's device."""
 
     loss: Tensor
-    """float64 [R], mean training loss; NaN where nobody said."""
+    """float64 [R], mean training loss; NaN where unknown."""
     gradients: GradientSample
     """[R, S], of the last sampled batch."""
     sampled: Tensor
@@ -38,7 +38,7 @@ class EpochResult:
 
 @dataclass(slots=True)
 class Moments:
-    """What an optimizer remembers of some parameters, by name: of those at rest, nothing."""
+    """Optimizer state of some parameters, by name; empty for parameters at rest."""
 
     momentum: dict[str, Tensor] = field(default_factory=dict)
     """Momentum of SGD; the mean of gradients of AdamW."""
@@ -49,19 +49,19 @@ class Moments:
 
     @property
     def are_at_rest(self) -> bool:
-        """Whether nothing is remembered."""
+        """Whether there is no state."""
         return not self.momentum
 
     def under(self, prefix: str) -> Moments:
-        """Return those of parameters whose names begin so, by the rest of their names."""
+        """Return the state of parameters under a prefix, without the prefix."""
         return Moments(*(without_prefix(prefix, part) for part in self._parts()))
 
     def behind(self, prefix: str) -> Moments:
-        """Return the same by names that begin with a prefix."""
+        """Return the state with a prefix in front of all names."""
         return Moments(*({prefix + k: v for k, v in part.items()} for part in self._parts()))
 
     def update(self, other: Moments) -> None:
-        """Take those of other parameters over."""
+        """Add the state of other parameters."""
         for mine, theirs in zip(self._parts(), other._parts(), strict=True):
             mine.update(theirs)
 
@@ -84,7 +84,7 @@ class Moments:
 
 @dataclass(slots=True)
 class RowWeights:
-    """Everything an engine knows about one row, in a form every engine can take over."""
+    """Weights, buffers and optimizer state of one row, in a form that every engine reads."""
 
     host: dict[str, Tensor]
     host_moments: Moments = field(default_factory=Moments)
@@ -93,12 +93,12 @@ class RowWeights:
     seed_moments: dict[int, Moments] = field(default_factory=dict)
     """By slot, for every one that has a seed."""
     host_buffers: dict[str, Tensor] = field(default_factory=dict)
-    """What is no parameter and yet part of the network, such as running statistics."""
+    """Buffers of the host, such as running statistics."""
     seed_buffers: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     germinations: int = 0
 
     def at_rest(self, seeds: Sequence[bool]) -> RowWeights:
-        """Return the same without moments, and of the seeds by slot only those named."""
+        """Return the same without optimizer state, and with only the seeds that are named."""
 
         def kept(values: dict[int, Any]) -> dict[int, Any]:
             return {slot: value for slot, value in values.items() if seeds[slot]}
@@ -161,21 +161,21 @@ class Engine(Protocol):
     def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
         """Train one epoch; `epochs` says which one it is for every row.
 
-        An engine that works by itself, on a device or in processes, only begins it: what is asked
-        of it next, such as to measure the rows, happens after the epoch, and nobody has to wait.
+        An engine on a device or in processes only starts the epoch. Later calls, such as `measure`,
+        are queued behind it.
         """
 
     def read(self, row: int) -> RowWeights:
-        """Return copies of everything this engine knows about a row."""
+        """Return copies of a row's weights, buffers and optimizer state."""
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
-        """Return copies of some rows without moments, with those of their `seeds`, bool [R, S].
+        """Return copies of some rows without optimizer state, with their `seeds`, bool [R, S].
 
         They may share memory with each other, not with the engine.
         """
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
-        """Replace a row; `state` [1, S] says what lives in its slots."""
+        """Replace a row; `state` [1, S] is the state of its slots."""
 
 
 class EvaluatedEngine(Engine, Protocol):
@@ -184,21 +184,20 @@ class EvaluatedEngine(Engine, Protocol):
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate plans[r] (bool [K_r, S]) of every row; return loss and correct [sum K, M].
 
-        A row whose plan is empty is left out. On a device the numbers may not be there yet, as
-        with any tensor of it.
+        A row whose plan is empty is left out.
         """
 
 
 @runtime_checkable
 class RemoteEngine(Protocol):
-    """An engine whose rows live elsewhere."""
+    """An engine whose rows are in other processes."""
 
     def read_rows(self, rows: Sequence[int]) -> list[RowWeights]:
-        """Return what `read` does of several rows at once."""
+        """Do what `read` does, for several rows at once."""
 
 
 def empty_sample(rows: int, slots: int) -> tuple[GradientSample, Tensor]:
-    """Return a gradient sample in which nothing was sampled."""
+    """Return an empty gradient sample and the mask of what was sampled."""
 
     def none() -> Tensor:
         return torch.zeros((rows, slots), dtype=torch.bool)
@@ -210,7 +209,7 @@ def empty_sample(rows: int, slots: int) -> tuple[GradientSample, Tensor]:
 
 
 def take_samples(gardens: Sequence[Garden]) -> tuple[GradientSample, Tensor]:
-    """Return the gradients that gardens sampled since they were asked last, and where, [R, S]."""
+    """Return the gradients sampled since the last call, and where, [R, S]."""
     sample, sampled = empty_sample(len(gardens), len(gardens[0].slot_names))
     for row, garden in enumerate(gardens):
         for slot, one in garden.take_gradients().items():
@@ -220,7 +219,7 @@ def take_samples(gardens: Sequence[Garden]) -> tuple[GradientSample, Tensor]:
 
 
 def read_weights(garden: Garden, optimizer: Optimizer | None) -> RowWeights:
-    """Return copies of a garden's weights and buffers, with what SGD or AdamW remembers of them."""
+    """Return copies of a garden's weights and buffers, with the state of SGD or AdamW."""
     host = dict(garden.model.named_parameters())
     weights = RowWeights(
         {name: value.detach().clone() for name, value in host.items()},
@@ -240,7 +239,7 @@ def read_weights(garden: Garden, optimizer: Optimizer | None) -> RowWeights:
 
 
 def read_moments(optimizer: Optimizer | None, parameters: Mapping[str, nn.Parameter]) -> Moments:
-    """Return copies of what SGD or AdamW remembers of parameters; without either, nothing."""
+    """Return copies of the state of SGD or AdamW; empty without an optimizer."""
     if optimizer is None:
         return Moments()
 
@@ -261,9 +260,9 @@ def read_moments(optimizer: Optimizer | None, parameters: Mapping[str, nn.Parame
 def write_weights(
     garden: Garden, optimizer: Optimizer | None, weights: RowWeights, state: SlotState
 ) -> None:
-    """Put weights into a garden; `state` [1, S] says what lives in its slots.
+    """Put weights into a garden; `state` [1, S] is the state of its slots.
 
-    Whatever the optimizer remembered of the garden is forgotten, apart from the moments given.
+    The optimizer's state is replaced by the given one.
     """
     # Through the empty state: another blueprint may live in the same slot by now.
     garden.sync(empty_state(1, len(garden.slot_names)))
@@ -274,7 +273,7 @@ def write_weights(
         if index in weights.seeds:
             own = dict(slot.named_parameters())
             parts.append((own, weights.seeds[index], weights.seed_moments[index]))
-            # How a seed was trained before is not known here; it is no reason for a warning.
+            # How the seed was trained is unknown: do not warn.
             slot.was_shadowed = True
     with torch.no_grad():
         _copy_buffers(garden.model, weights.host_buffers)
@@ -292,7 +291,7 @@ def write_weights(
 def write_moments(
     optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], moments: Moments
 ) -> None:
-    """Let SGD or AdamW remember what was read of parameters; copies are taken."""
+    """Give SGD or AdamW copies of this state."""
     for name, momentum in moments.momentum.items():
         parameter = parameters[name]
         mine = _fitting(momentum, parameter, name).to(parameter, copy=True)
@@ -311,14 +310,14 @@ def write_moments(
 
 
 def _fitting(value: Tensor, like: Tensor, name: str) -> Tensor:
-    """Return a value for a parameter; PyTorch would spread a smaller one over it."""
+    """Return the value if its shape fits; `copy_` alone would broadcast a smaller one."""
     if value.shape != like.shape:
         raise ValueError(f"{name} has shape {list(value.shape)} instead of {list(like.shape)}")
     return value
 
 
 def without_prefix(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
-    """Return what is named under a prefix, without it."""
+    """Return the entries under a prefix, without the prefix."""
     return {
         name.removeprefix(prefix): value
         for name, value in values.items()
@@ -327,7 +326,7 @@ def without_prefix(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
 
 
 def _copy_buffers(module: nn.Module | None, values: dict[str, Tensor]) -> None:
-    """Take buffers over; those that are the same in every row need not be given."""
+    """Copy buffers; those that are the same in every row may be missing."""
     for name, buffer in () if module is None else module.named_buffers():
         if name in values:
             buffer.copy_(_fitting(values[name], buffer, name))

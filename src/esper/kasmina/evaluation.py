@@ -1,10 +1,9 @@
 """Scoring a garden: as it is, and with every distinct on/off configuration of its seeds.
 
-An evaluator returns per-sample results, so that contributions can be compared sample by sample. It
-does not judge them: whether a loss is finite is for the governor, or for whoever asked.
-Where Esper owns the batches, all configurations of a batch run in one pass that shares what they
-have in common (`esper.kasmina.branching`), or side by side where the model does not allow that;
-through a user's own function they are separate calls.
+An evaluator returns per-sample results, so that contributions can be compared sample by sample.
+Where Esper owns the batches, all configurations of a batch run in one pass that shares their common
+parts (`branching`), or side by side where the model does not allow that. Through a user's own
+function they are separate calls.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from esper.kasmina.slot import MIXING, Slot
 from esper.kasmina.slots.probe import call_arguments, evaluating, map_tensors, tensors_in
 from esper.leyline.errors import EsperError, NonFiniteError, UsageError, reason_of, warn
 
-# ---- Running many configurations of seeds in one pass that shares what they have in common
+# ---- Many configurations of seeds in one pass that shares their common parts
 
 
 class BranchingError(EsperError, RuntimeError):
-    """A model does not keep a batch that became longer at a slot as it is."""
+    """A model changes the batch size behind a slot where configurations branch."""
 
 
 class Branches:
-    """Configurations of one pass, in groups that have gone the same way so far.
+    """Configurations of one pass, in groups that were equal at all slots so far.
 
     The batch is made of one part for every group, in their order, `samples` long each.
     """
@@ -52,12 +51,12 @@ class Branches:
         self._is_on = configurations.tolist()
 
     def split(self, index: int, slot: str, h: Tensor, mix: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the activation behind a slot: mixed with the seed where on, as it is where off.
+        """Return the activation behind a slot: mixed with the seed where on, unchanged where off.
 
         Args:
             index: which column of the configurations is the slot's.
             slot: its name.
-            h: what the host puts out there, one part for every group.
+            h: the host's activation, one part for every group.
             mix: the activation with the seed mixed in.
         """
         if len(h) != len(self.groups) * self.samples:
@@ -77,7 +76,7 @@ class Branches:
         return torch.cat([mixed, *dark]) if dark else mixed
 
     def places(self) -> list[int]:
-        """Return for every configuration which part of the outcome is its own."""
+        """Return the index of the output part of every configuration."""
         return [
             next(place for place, group in enumerate(self.groups) if number in group)
             for number in range(len(self._is_on))
@@ -101,7 +100,7 @@ def branching(garden: Garden, configurations: Tensor, samples: int) -> Iterator[
 
 
 Results = tuple[Tensor, Tensor | None]
-"""Losses of samples and their correctness, None where nothing is right or wrong."""
+"""Losses of samples and their correctness, None where there is none."""
 
 Objective = Callable[[Any, Any], Results]
 """Per-sample objective: (outputs, targets) -> (loss [B], correct [B] in 0 to 1, or None)."""
@@ -199,8 +198,8 @@ class BatchEvaluator:
         if not leaves or leaves[0].dim() == 0:
             raise UsageError("a validation batch must hold tensors with one entry per sample")
         samples = len(leaves[0])
-        # Something that all samples share can be neither repeated nor cut; then each configuration
-        # has a pass of its own. It stays so: in a short batch the sizes may agree by chance.
+        # A tensor that all samples share can be neither repeated nor cut; then each configuration
+        # has its own pass. It stays so: in a short batch the sizes may agree by chance.
         self._fuses &= garden.batch_axis == 0
         self._fuses &= all(leaf.dim() > 0 and len(leaf) == samples for leaf in leaves)
         limit = pass_samples(garden, leaves[0].device)
@@ -219,12 +218,12 @@ class BatchEvaluator:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                # Whatever a model of a user's raises when its batch becomes longer inside it. If
-                # that is not the reason, the plain pass raises the same, and that is what counts.
+                # Any error of a user's model when its batch becomes longer inside it. If that is
+                # not the reason, the plain pass below raises the same error.
                 reason = reason_of(error)
                 problem = (
-                    f"the model cannot go on with a batch that grows at a slot ({reason}), as "
-                    "where a mask or a shortcut leads around it; results are the same"
+                    f"the model fails when the batch becomes longer at a slot ({reason}), for "
+                    "example because of a mask or a shortcut around it; results are the same"
                 )
         found = self._measure_apart(garden, configurations, batch, limit)
         self._note(garden, configurations, problem)
@@ -269,12 +268,9 @@ class BatchEvaluator:
         return joined(found, 0)
 
     def _note(self, garden: Garden, configurations: Tensor, problem: str) -> None:
-        """Remember why these slots are not measured in shared passes, and say so once."""
+        """Remember why these slots are not measured in shared passes, and warn once."""
         if not self._problems:
-            warn(
-                "configurations are evaluated without sharing what they have in common, which "
-                f"takes longer: {problem}"
-            )
+            warn(f"configurations are evaluated in separate passes, which takes longer: {problem}")
         self._problems.setdefault(_key(garden, configurations), problem)
 
 
@@ -292,7 +288,7 @@ def _arranged(results: Results, count: int, places: list[int] | slice) -> Result
 
 
 def joined(found: Sequence[Results], dim: int) -> Results:
-    """Return results that were measured apart as one."""
+    """Concatenate results along a dimension."""
     correct = [right for _, right in found if right is not None]
     return torch.cat([loss for loss, _ in found], dim), torch.cat(correct, dim) if correct else None
 
@@ -303,7 +299,7 @@ def apply_objective(objective: Objective, outputs: Any, targets: Any) -> Results
 
 
 def pass_samples(garden: Garden, device: torch.device) -> int:
-    """Return how many samples a pass should hold at its widest."""
+    """Return the largest batch size of a pass, all configurations together."""
     if device.type != "cpu":
         return _SAMPLES_ON_ACCELERATOR
     largest = max((math.prod(slot.shape[1:]) for slot in garden.seedbed), default=1)
@@ -325,10 +321,10 @@ def as_evaluator(evaluate: Evaluate | Evaluator) -> Evaluator:
 def evaluate_contributions(
     garden: Garden, evaluate: Evaluate | Evaluator, *, fossils: bool = True
 ) -> Contributions:
-    """Measure what every seed is worth: leave-one-out, solo-on, pairs, all-off, interactions.
+    """Measure the contribution of every seed: leave-one-out, solo-on, pairs, all-off, interactions.
 
-    Each estimate carries its paired standard error; for up to four seeds Shapley values are there
-    too. Nothing is recorded in the garden.
+    Each estimate has a paired standard error; for up to four seeds there are Shapley values too.
+    Nothing is recorded in the garden.
     """
     members = participating(garden.state, fossils=fossils)[0].tolist()
     configurations = plan_ablations(members)
@@ -349,7 +345,7 @@ def _cut(value: Any, start: int, stop: int) -> Any:
 
 
 def _key(garden: Garden, configurations: Tensor) -> tuple[type, tuple[str, ...]]:
-    """Return what decides whether passes can be shared: the model and the slots that differ."""
+    """Return the key of a problem with shared passes: the model and the slots that differ."""
     varied = (~configurations).any(0).tolist()
     names = [name for name, varies in zip(garden.slot_names, varied, strict=True) if varies]
     return type(garden.model), tuple(names)
@@ -373,7 +369,7 @@ def moving_norms(model: nn.Module) -> list[_NormBase]:
 
 
 def _batch_mixer(garden: Garden) -> str | None:
-    """Return why samples in one batch are not independent of each other, if they are not."""
+    """Return which layer makes samples of a batch depend on each other, None without one."""
     for name, module in garden.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             return f"{name!r} normalises over the batch even when it evaluates"
@@ -409,7 +405,7 @@ def _refuse_non_finite(loss: Tensor) -> None:
 
 
 def refuse_change(first: Results, other: Results) -> None:
-    """Contributions compare sample with sample: every call must see the same ones."""
+    """Refuse results of other samples than in the first call."""
     if first[0].shape != other[0].shape:
         raise UsageError(
             f"evaluate returned {first[0].numel()} samples in one call and {other[0].numel()} in "

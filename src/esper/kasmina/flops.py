@@ -1,4 +1,4 @@
-"""Counting the floating-point operations of any module's forward pass, whole and by submodule."""
+"""Counts the floating-point operations of a module's forward pass, in all and by submodule."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ class FlopCount:
         return PASSES_OF_TRAINING * self.total
 
     def describe_uncounted(self) -> str:
-        """Return the operators that were not counted, and where they ran, in a few words."""
+        """Return the uncounted operators and where they ran, for messages."""
         return ", ".join(
             f"{name} in {path!r}" if path else name for name, path in self.uncounted.items()
         )
@@ -314,7 +314,7 @@ def count_flops(
 def forward_flops(
     module: nn.Module, example: Any, kwargs: Mapping[str, Any] | None = None
 ) -> FlopCount:
-    """Return what `count_flops` does, and leave it to the caller to name what is uncounted."""
+    """Do what `count_flops` does, without the warning about uncounted operators."""
     args, named = call_arguments(example)
     named |= dict(kwargs or {})
     with counting(module) as count, _untouched(module, (args, named)), torch.no_grad():
@@ -326,8 +326,7 @@ def forward_flops(
 def counting(module: nn.Module) -> Iterator[FlopCount]:
     """Count the operations of a module's calls within the block.
 
-    PyTorch's fused paths are off meanwhile: they are the same work, and pack padded batches so that
-    it cannot be told how much.
+    PyTorch's fused attention is off meanwhile: it packs padded batches, which cannot be counted.
     """
     paths = _ModulePaths(module)
     mode = _CountingMode(paths)
@@ -347,10 +346,10 @@ def _without_fused_attention() -> Iterator[None]:
 
 
 class _ModulePaths:
-    """Knows which submodules are being called, from outermost to innermost."""
+    """Tracks which submodules are being called, from outermost to innermost."""
 
     def __init__(self, module: nn.Module) -> None:
-        # Those that are scripted take no hooks; what they do is their parent's.
+        # Scripted modules take no hooks; their work counts as their parent's.
         self._modules = {
             name: one
             for name, one in module.named_modules()

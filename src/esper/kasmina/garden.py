@@ -23,7 +23,7 @@ from esper.kasmina.costs import RowCosts, row_costs, slot_costs, with_copies
 from esper.kasmina.lifecycle import Applied, GardenConfig
 from esper.kasmina.operations import check_immediate, make_command, parse_choice
 from esper.kasmina.saving import baked_copy, read_garden, save_garden
-from esper.kasmina.seedbed import Seedbed, Surroundings, find_untrained, remember_loaded
+from esper.kasmina.seedbed import HostContext, Seedbed, find_untrained, remember_loaded
 from esper.kasmina.slot import shadow_loss, straight_through
 from esper.kasmina.slot_table import (
     OperationResult,
@@ -37,7 +37,7 @@ from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames, place
 from esper.kasmina.state import SlotState, inert_seeds
 from esper.kasmina.wrapping import (
     Ties,
-    Whole,
+    WholeSave,
     connect,
     refuse_unsuitable,
     watch,
@@ -105,9 +105,9 @@ class Garden(nn.Module):
         self._ddp_params_and_buffers_to_ignore = [
             f"seedbed.slots.{index}.alpha" for index in range(len(placements))
         ]
-        self._whole = Whole()
+        self._whole_save = WholeSave()
         paths = (placement.path for placement in placements)
-        connect(model, dict(zip(paths, self.seedbed, strict=True)), self._whole)
+        connect(model, dict(zip(paths, self.seedbed, strict=True)), self._whole_save)
         self.register_load_state_dict_pre_hook(_grow_to_match)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(remember_loaded)  # type: ignore[no-untyped-call]
 
@@ -390,7 +390,7 @@ class Garden(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return weights and lifecycle; `load_state_dict` grows the same seeds from them."""
-        with self._whole.entered():
+        with self._whole_save.entered():
             return super().state_dict(*args, **kwargs)
 
     def follow(self, garden: Garden) -> None:
@@ -420,8 +420,8 @@ class Garden(nn.Module):
 
     def _index(self, name: str) -> int:
         if name not in self.slot_names:
-            told = instead(name, self.slot_names, "slots:")
-            raise SlotError(f"no slot is called {name!r}{told}")
+            hint = instead(name, self.slot_names, "slots:")
+            raise SlotError(f"no slot is called {name!r}{hint}")
         return self.slot_names.index(name)
 
     def _sync(self, *, inherits: bool = True) -> None:
@@ -430,7 +430,7 @@ class Garden(nn.Module):
         Args:
             inherits: whether optimizers give new copies the state of what they are copied from.
         """
-        changed = self.seedbed.sync(self.state, Surroundings(self.model, self.slot_paths))
+        changed = self.seedbed.sync(self.state, HostContext(self.model, self.slot_paths))
         if not inherits:
             self.seedbed.forget_sources()
         if changed:
@@ -443,7 +443,7 @@ class Garden(nn.Module):
     def _mirror(self, garden: Garden) -> None:
         """Hold the seeds of another garden; those held already keep their weights."""
         self.seedbed.mirror(
-            garden.seedbed, self.ties.mirrored, Surroundings(self.model, self.slot_paths)
+            garden.seedbed, self.ties.mirrored, HostContext(self.model, self.slot_paths)
         )
         self._table.state = garden.state
         self._sync()

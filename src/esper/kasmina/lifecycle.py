@@ -1,8 +1,8 @@
 """The life of a seed as pure functions over [R, S] tensors: apply, tick, record.
 
 Order of a step: `apply_command` (one operation per row) -> `tick` (amplitudes, cooldowns) ->
-train one epoch -> `record_epoch`. Nothing here touches a module; whoever owns modules compares
-the stages before and after and builds or frees what changed.
+train one epoch -> `record_epoch`. Nothing here touches a module: owners of modules build and free
+them to match the new state.
 """
 
 from __future__ import annotations
@@ -141,12 +141,12 @@ class LifecycleConfig(Config):
 
     @cached_property
     def earning(self) -> LifecycleConfig:
-        """Return the same life in which nothing is fossilized that makes no difference."""
+        """Return the same with gates that do not fossilize a seed without effect."""
         return self.replace(gates=EarnedGates.like(self.gates))
 
     @property
     def forwards(self) -> tuple[bool, bool, bool]:
-        """Whether G1, G2 and G3 are passed without being told."""
+        """Whether G1, G2 and G3 are passed automatically."""
         own = (self.auto_training, self.auto_blending, self.auto_holding)
         return (True, True, True) if self.auto_advance else own
 
@@ -172,9 +172,9 @@ class GardenConfig(Limits):
         max_parameters: int | None = None,
         max_added_flops: int | None = None,
     ) -> GardenConfig:
-        """Return the same with these limits of growth; None leaves one as it is.
+        """Return the same with these limits of growth; None leaves a limit as it is.
 
-        A factor takes the place of limits on parameters and operations that stood here before.
+        `max_growth` replaces earlier limits on parameters and operations.
         """
         if max_growth is not None:
             max_parameters = max_parameters or 0
@@ -191,7 +191,7 @@ class GardenConfig(Limits):
 
 
 class Outcome(IntEnum):
-    """What became of an operation."""
+    """How an operation ended."""
 
     DONE = 0
     GATE_FAILED = 1
@@ -248,10 +248,9 @@ def check_command(
 
 
 def refuse_disagreement(masks: Masks, command: Command, applied: Applied) -> None:
-    """Raise where an operation was refused that the masks of the same moment allowed.
+    """Raise if an operation was refused although the masks allowed it.
 
-    Both follow from one function, so this never happens; `ESPER_DEBUG=1` looks at every step. What
-    the masks forbade may be refused: a controller may ask for anything.
+    Both follow from one function, so this never happens; `ESPER_DEBUG=1` checks it at every step.
     """
     allowed = allows(masks, command.op, command.slot, command.blueprint)
     wrong = allowed & (applied.refusal != 0) & (applied.refusal != int(Refusal.BAD_ARGUMENT))
@@ -282,7 +281,7 @@ def apply_command(
         enabled: bool [R, S], slots in use.
         fits: bool [R, S, B], blueprints that may be germinated.
         config: the constants of a seed's life.
-        immediate: bool [R], where a seed that is germinated is at its amplitude at once.
+        immediate: bool [R], where a germinated seed has its full amplitude at once.
     """
     refusal = check_command(state, command, enabled, fits, config)
     slots = torch.arange(state.num_slots, device=state.stage.device)
@@ -321,7 +320,7 @@ def apply_command(
 
 def tick(state: SlotState, config: LifecycleConfig) -> SlotState:
     """End of a decision: forward automatic gates, move amplitudes, count cooldowns."""
-    # Cooldown first and each record once: a slot pruned by this very tick starts next time.
+    # Cooldowns first: a slot pruned in this tick starts its cooldown in the next.
     pruned = state.stage == int(SeedStage.PRUNED)
     embargoed = state.stage == int(SeedStage.EMBARGOED)
     resetting = state.stage == int(SeedStage.RESETTING)
@@ -365,7 +364,7 @@ def record_epoch(state: SlotState, score: Tensor) -> SlotState:
 
 
 def remove_seeds(state: SlotState, mask: Tensor) -> SlotState:
-    """Prune at once whatever lives under `mask`, legal or not (a rollback uses this)."""
+    """Prune the seeds at `mask` at once, legal or not (rollbacks use this)."""
     return _remove(state, mask & state.has_module)
 
 
@@ -382,7 +381,7 @@ def enter_stage(state: SlotState, mask: Tensor, stage: SeedStage) -> SlotState:
 
 
 def _spread(mask: Tensor, value: Tensor) -> Tensor:
-    """Return what each row's command says [R], at every slot of the row."""
+    """Expand a value per row [R] to every slot of the row."""
     return value[:, None].expand_as(mask)
 
 
@@ -401,10 +400,9 @@ def _germinate(state: SlotState, mask: Tensor, command: Command) -> SlotState:
 
 
 def _enter_at_once(state: SlotState, mask: Tensor) -> SlotState:
-    """Let new seeds pass G1 and G2 with their germination, and be at their amplitude.
+    """Let new seeds pass G1 and G2 when they germinate, at full amplitude.
 
-    There is no ramp, so of their style nothing is left but that it adds. From here on they live as
-    any seed that is blended in: G3, contributions, prunes.
+    There is no ramp, and the style is ADD. From here on they live like any blended seed.
     """
     state = enter_stage(state, mask, SeedStage.TRAINING)
     state = enter_stage(state, mask, SeedStage.BLENDING)
@@ -444,5 +442,5 @@ def _prune(state: SlotState, mask: Tensor, command: Command) -> SlotState:
 
 
 def _remove(state: SlotState, mask: Tensor) -> SlotState:
-    """Free the module; the record stays for the cooldown, with nothing left to measure."""
+    """Free the module; the record stays for the cooldown, without measurements."""
     return enter_stage(state, mask, SeedStage.PRUNED).clear(mask, OF_THE_MODULE)

@@ -5,12 +5,11 @@ seed join the group that names their slot (`slot_groups`), else that of the host
 behind; norms and biases join the one that holds those of the host, usually without weight decay.
 Parameters of a copied block (`kin`) join the group of the block's own, with their state.
 Parameters of a removed seed leave with their state, and everybody else's state is untouched. So
-schedulers, gradient accumulation and gradient scaling work as if nothing had happened.
+schedulers, gradient accumulation and gradient scaling go on working.
 
-What `optimizer.state_dict()` returns names its parameters, and `optimizer.load_state_dict` finds
-them by these names: PyTorch alone would go by their order, in which a network that was built grown
-has its seeds elsewhere than one in which they came later. So whoever saves and loads the optimizer,
-a trainer for instance, gives every parameter its own state back.
+`optimizer.state_dict()` also holds the names of its parameters, and `load_state_dict` matches by
+name. PyTorch alone matches by order, which depends on when a seed came. So a trainer that saves and
+loads the optimizer gives every parameter its own state back.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ GRADIENT_STRIDE = 10
 """Seeds' gradients are sampled at every this many optimizer steps."""
 
 NAMES = "parameter_names"
-"""Where the `state_dict` of a carried optimizer has the names of its parameters, by group."""
+"""Key of a carried optimizer's `state_dict` for the names of its parameters, by group."""
 
 
 class CarriedOptimizer:
     """Binds an optimizer to a garden for as long as this object lives."""
 
     def __init__(self, garden: Garden, optimizer: Optimizer) -> None:
-        """Take over the optimizer; parameters of seeds that exist already join it."""
+        """Register hooks on the optimizer; parameters of present seeds join it."""
         _refuse_closure(optimizer)
         self.garden = garden
         self.optimizer = optimizer
@@ -60,7 +59,7 @@ class CarriedOptimizer:
         optimizer.register_load_state_dict_pre_hook(self._match_names)
 
     def reconcile(self) -> None:
-        """Let new seeds' parameters in and removed ones out."""
+        """Add the parameters of new seeds and remove those of pruned ones."""
         present = {
             id(parameter): (name, parameter)
             for name in self.garden.slot_names
@@ -77,7 +76,7 @@ class CarriedOptimizer:
                     copy_state(self.optimizer, sources[key], parameter)
 
     def sample_gradients(self) -> None:
-        """Measure the seeds' gradients on every so-manieth call; call it before clipping."""
+        """Measure the seeds' gradients on every `GRADIENT_STRIDE`th call, before clipping."""
         if self._steps % GRADIENT_STRIDE == 0:
             self.garden.measure_gradients()
         self._steps += 1
@@ -121,7 +120,7 @@ class CarriedOptimizer:
         self.start_epoch()
 
     def _arrange(self, order: list[list[str]]) -> None:
-        """Put the parameters into groups and places as their names say, or refuse other ones."""
+        """Order the parameters of all groups by these names, or refuse other names."""
         groups = self.optimizer.param_groups
         if len(order) != len(groups):
             raise CheckpointError(
@@ -148,7 +147,7 @@ class CarriedOptimizer:
         state[NAMES] = self._order()
 
     def _match_names(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """Before PyTorch goes by the order of parameters, make it the order of the saved ones."""
+        """Before PyTorch loads by order, bring the parameters into the saved order."""
         if NAMES in state:
             self._arrange(state[NAMES])
         elif self._seeds:
@@ -166,17 +165,16 @@ class CarriedOptimizer:
     ) -> dict[str, Any]:
         """Return the group in which a seed's parameter belongs.
 
-        That is the group of the one that it was copied from, else the slot's own, else that of
-        the host module behind it, else the first. Of several, and of all where these hold nothing
-        like it, it is one with parameters of its kind: norms and biases go with norms and biases,
-        which their owner may have spared weight decay.
+        That is the group of the parameter it was copied from, else the slot's own group, else the
+        group of the host module in front of it, else the first. Among several, norms and biases go
+        with norms and biases, which often have no weight decay.
         """
         groups = self.optimizer.param_groups
         for group in groups:
             if any(one is source for one in group["params"]):
                 return group
         own = [group for group in groups if group.get(SLOT) == slot]
-        # Without decay first: whoever has such a group means it for norms and biases.
+        # Norms and biases prefer a group without weight decay.
         pick = min if _is_flat(parameter) else max
         if own:
             return pick(own, key=_decays)
@@ -224,7 +222,7 @@ class CarriedOptimizer:
 
 
 def copy_state(optimizer: Optimizer, source: Tensor, target: Tensor) -> None:
-    """Let an optimizer remember of one parameter what it remembers of another; groups stay."""
+    """Copy the optimizer state of one parameter to another; groups stay."""
     if source in optimizer.state:
         # Shared tensors, `step` above all, would be counted up twice.
         optimizer.state[target] = tree_map(_clone, optimizer.state[source])
@@ -246,7 +244,7 @@ def _decays(group: dict[str, Any]) -> bool:
 
 
 def _holds_kind(group: dict[str, Any], parameter: Tensor, known: set[int] | None) -> bool:
-    """Return whether a group has a parameter of this kind, among those that are looked at."""
+    """Return whether a group has a parameter of this kind, among the known ones if given."""
     return any(
         _is_flat(p) == _is_flat(parameter) and (known is None or id(p) in known)
         for p in group["params"]
@@ -254,9 +252,9 @@ def _holds_kind(group: dict[str, Any], parameter: Tensor, known: set[int] | None
 
 
 def slot_groups(garden: Garden) -> list[dict[str, Any]]:
-    """Return a garden's parameters as groups: the host's, and those of every slot, now and later.
+    """Return a garden's parameters as groups: one for the host and one for every slot.
 
-    So a seed may learn at a rate of its own, whenever it comes.
+    So a later seed can have a learning rate of its own.
     """
     slots = [
         {"params": list(garden.slot_parameters(name)), SLOT: name} for name in garden.slot_names
@@ -287,7 +285,7 @@ def _refuse_closure(optimizer: Optimizer) -> None:
 
 
 def _like(value: Any, parameter: Tensor, key: str) -> Any:
-    """Put a restored state tensor where its parameter is; step counters stay where they were."""
+    """Put a restored state tensor on its parameter's device; step counters stay on theirs."""
     if not isinstance(value, Tensor):
         return value
     # The step counter of Adam lives on the CPU unless the optimizer is capturable.

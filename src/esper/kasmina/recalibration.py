@@ -1,11 +1,9 @@
-"""Running statistics (BatchNorm) taken anew, so that they belong to the weights and amplitudes.
+"""Recalibration of running statistics (BatchNorm) for the present weights and amplitudes.
 
-A normalisation layer with running statistics remembers a moving average of the batches that it was
-trained on. When a seed comes, goes or changes its amplitude, and whenever weights move fast, that
-average describes a network that is no more, and an evaluation by it is wrong by whole points. Here
-the statistics are taken anew: as the mean over training batches of a bounded number of samples,
-each weighted by its size, with the network as it is evaluated (dropout off). A training set within
-the bound is taken whole. Training does not notice: it normalises by the batch at hand.
+A BatchNorm layer keeps a moving average of its training batches. When a seed comes, goes or changes
+its amplitude, that average belongs to an earlier network, and scores are wrong by whole points.
+Here the statistics are computed again: the mean over training batches of a bounded number of
+samples, weighted by batch size, with dropout off. Training itself does not use them.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ DEFAULT_SAMPLES = 2048
 
 
 class SpreadSample:
-    """Batches from a stream of unknown length, evenly spread over it, of up to `most` samples.
+    """Keeps batches evenly spread over a stream of unknown length, up to `most` samples.
 
     Args:
         most: how many samples to keep. About half as many are kept at least, where there are
@@ -74,12 +72,12 @@ def count_samples_in(batch: Any) -> int:
 
 @torch.no_grad()
 def recalibrate(model: nn.Module, inputs: Iterable[Any], norms: Sequence[_NormBase]) -> int:
-    """Take the statistics of these layers anew; return the number of samples they are taken from.
+    """Recompute the statistics of these layers; return the number of samples used.
 
-    A layer that no batch reaches keeps what it has.
+    A layer that no batch reaches keeps its statistics.
 
     Args:
-        model: what is run.
+        model: the network.
         inputs: batches of its inputs: a tensor, a tuple of arguments or a dict of them each.
         norms: layers of the model, as `moving_norms` returns them.
     """
@@ -108,15 +106,15 @@ def write_statistics(norms: Sequence[_NormBase], values: Sequence[Tensor]) -> No
 
 
 class RecalibratedEvaluator:
-    """Measures every configuration of seeds with statistics that belong to it.
+    """Measures every configuration of seeds with running statistics of its own.
 
-    The first configuration is measured with the statistics that the garden has; for every other
-    they are taken anew on training batches, and put back. Configurations then cannot share passes.
+    The first configuration uses the garden's statistics. For every other they are recomputed on
+    training batches and restored afterwards. Configurations then cannot share passes.
 
     Args:
         evaluator: measures one configuration.
         inputs: training batches, of inputs alone.
-        norms: layers of the garden with statistics to be taken anew.
+        norms: layers of the garden with running statistics.
     """
 
     def __init__(
@@ -151,7 +149,7 @@ def fitting_evaluator(evaluator: Evaluator, garden: Garden, inputs: Sequence[Any
 
 @contextmanager
 def _averaging(model: nn.Module, norms: Sequence[_NormBase]) -> Iterator[None]:
-    """Within the block the model evaluates, but for these layers, which average what they see."""
+    """Within the block the model is in eval mode, except these layers, which average."""
     kept = [(norm, norm.momentum, _count(norm)) for norm in norms]
     seen: dict[_NormBase, int] = dict.fromkeys(norms, 0)
 

@@ -1,11 +1,9 @@
 """The one step of growth, over rows: apply, tick, train, measure, govern, signals.
 
-A `RowGroup` is networks that grow side by side, with everything remembered about them; all of it is
-pure functions over [rows, slots], and an `Engine` underneath moves the weights. `RowGroup.step` is
-the only step there is. A population is one group for each stack of rows. A `Gardener` is a group of
-one row whose owner trains it, between the two halves of the step: `act` and `live`. Twins and
-evaluation episodes are populations; tests and synthetic problems give the group an engine that
-imagines its measurements.
+A `RowGroup` holds networks that grow side by side, one per row, and all that is remembered about
+them. Its parts are pure functions over [rows, slots]; an `Engine` moves the weights. There is no
+other step than `RowGroup.step`. A population has one group for each stack of rows. A `Gardener` has
+a group of one row, whose owner trains between the two halves of the step: `act` and `live`.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ Measure = Callable[[Tensor, Tensor | None], Pending[Measured]]
 """(participating seeds bool [R, S], rows bool [R] or None for all) -> what the rows show."""
 
 _BY_ROW = ("last_op", "last_success", "panic", "safe_epoch", "train_loss")
-"""What a group remembers as one number for each row."""
+"""Attributes of a group with one number per row, saved with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +90,12 @@ class RowGroup:
         engine: trains the rows and moves their weights.
         keys: names of the rows' random streams, one for each.
         config: how they are measured and watched over.
-        table: their slots, which nobody but the group changes while it steps.
-        facts: what is known of every row's task before it lives.
+        table: their slots; only the group changes it during a step.
+        facts: fixed facts of every row's task.
         rates: the learning rates of epochs to come.
         measure: how rows are measured; `measure_by_ablation` for networks.
-        rests_at_horizon: whether a row rests when it has lived through its horizon: nothing about
-            it changes any more, whatever it is told to do. So rows that run together end apart.
+        rests_at_horizon: whether a row stops changing after its horizon, whatever the actions, so
+            that rows with different horizons can run together.
     """
 
     def __init__(
@@ -126,11 +124,11 @@ class RowGroup:
         self.last_success = torch.ones(rows, dtype=torch.bool, device=self.device)
         self.panic = self._full(int(Panic.NONE))
         """int64 [R], a `Panic`: why the governor acted in the last step."""
-        self.mad = torch.zeros_like(table.enabled)
-        """bool [R, S]: seeds that the governor pruned in the last step: they were not finite."""
+        self.non_finite_seeds = torch.zeros_like(table.enabled)
+        """bool [R, S]: seeds pruned in the last step because their gradients were not finite."""
         self.train_loss = torch.full((rows,), math.nan, dtype=torch.float64, device=self.device)
         self.measured: Measured | None = None
-        """What the last epoch showed; not remembered in snapshots."""
+        """Measurements of the last epoch; not part of snapshots."""
         self._rates = rates
         self._rests_at_horizon = rests_at_horizon
         self._measure = measure
@@ -147,7 +145,7 @@ class RowGroup:
 
     @property
     def state(self) -> SlotState:
-        """What lives in the slots, tensors [R, S]."""
+        """State of the slots, tensors [R, S]."""
         return self.table.state
 
     @property
@@ -157,13 +155,13 @@ class RowGroup:
 
     @property
     def at_rest(self) -> Tensor:
-        """Bool [R], the rows that have lived through their horizon and rest."""
+        """Bool [R], the rows that have reached their horizon and no longer change."""
         return (self.tracker.epoch >= self.facts.horizon) & self._rests_at_horizon
 
     # -- the step ----------------------------------------------------------------------------------
 
     def step(self, command: Command) -> Signals:
-        """Carry out one action per row, live through the epoch that follows, say what there is."""
+        """Apply one action per row, train and measure the next epoch, and return the signals."""
         self.act(command)
         self.live()
         return self.signals()
@@ -186,21 +184,21 @@ class RowGroup:
         return applied
 
     def live(self) -> None:
-        """Train one epoch, measure it, go back where it went wrong, and remember the rest."""
+        """Train one epoch, measure it, roll back rows that went wrong, and record the rest."""
         resting = self.at_rest
         trained, self._training = self._training or self._train(), None
         due = (self.tracker.epoch % self.config.ablate_every == 0) & ~resting
         members = participating(self.state) & due[:, None]
-        # A device is given both before either is waited for: it measures while we read the first.
+        # Start both before waiting for either: a device measures while the first is read.
         measuring = self._measure(members, ~resting if bool(resting.any()) else None)
         result, measured = trained(), measuring()
-        # From here on nothing of a user's can fail: what is remembered changes as a whole.
+        # From here on no user code runs, so the group changes as a whole.
         tracker, governor, shown = self.tracker, self.governor, self.measured
         measured, good = self._govern(measured, resting)
-        self.mad = self._prune_mad(result, good & ~resting)
+        self.non_finite_seeds = self._prune_non_finite(result, good & ~resting)
         before = self.state
         members = members & good[:, None]
-        sampled = result.sampled & good[:, None] & ~self.mad
+        sampled = result.sampled & good[:, None] & ~self.non_finite_seeds
         self.train_loss = torch.where(resting, self.train_loss, result.loss)
         self.table.record_epoch(measured.score, result.gradients, sampled)
         self.table.record_contributions(measured, members, due)
@@ -214,7 +212,7 @@ class RowGroup:
             self._keep_safe(due & good & ~resting)
 
     def signals(self, twin_score: Tensor | None = None) -> Signals:
-        """Return what a controller sees, where the rows are remembered."""
+        """Return what a controller sees, on the group's device."""
         unknown = torch.full((self.rows,), math.nan, device=self.device)
         return read_signals(
             self.table,
@@ -231,7 +229,7 @@ class RowGroup:
     # -- what is remembered ------------------------------------------------------------------------
 
     def start(self, state: SlotState | None = None) -> None:
-        """Build what lives in the rows, or in this state of them, and take them for safe."""
+        """Build the seeds of the present or given state, and keep it as the safe state."""
         if state is not None:
             self.table.state = state
         self._build()
@@ -240,11 +238,11 @@ class RowGroup:
             self.safe_epoch = self.tracker.epoch.clone()
 
     def begin(self) -> None:
-        """Let the next epoch begin, so that other groups need not wait for its end."""
+        """Start training the next epoch without waiting for its end."""
         self._training = self._train()
 
     def memory(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
-        """Return what is remembered about some rows (all by default) beside their networks."""
+        """Return the trackers and safe states of some rows (all by default), without networks."""
         chosen = list(range(self.rows)) if rows is None else list(rows)
         index = torch.tensor(chosen, dtype=torch.int64, device=self.device)
         return {
@@ -256,7 +254,7 @@ class RowGroup:
         }
 
     def recall(self, saved: dict[str, Any]) -> None:
-        """Take over what `memory` returned for as many rows; their networks are left alone."""
+        """Restore what `memory` returned for as many rows; networks stay as they are."""
 
         def here(tree: dict[str, Tensor]) -> dict[str, Tensor]:
             return {name: value.clone().to(self.device) for name, value in tree.items()}
@@ -279,7 +277,7 @@ class RowGroup:
         self._safe = safe
 
     def snapshot(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
-        """Return everything about some rows (all by default) as plain data and tensors."""
+        """Return the whole state of some rows (all by default) as plain data and tensors."""
         chosen = list(range(self.rows)) if rows is None else list(rows)
         return {
             **self.memory(chosen),
@@ -288,7 +286,7 @@ class RowGroup:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Take over what `snapshot` returned for as many rows as there are here."""
+        """Restore what `snapshot` returned for as many rows."""
         state = check_state(saved["state"], self.state, len(blueprint_names()))
         self.recall(saved)
         self.table.state = state.to(self.device)
@@ -305,7 +303,7 @@ class RowGroup:
         return self.engine.train((self.tracker.epoch + 1).tolist())
 
     def _govern(self, measured: Measured, resting: Tensor) -> tuple[Measured, Tensor]:
-        """Return what rows show after those that panicked went back, and bool [R], the others."""
+        """Roll back rows that panic; return the measurements then, and bool [R], the other rows."""
         if not self.config.governor.is_on:
             return measured, torch.ones_like(self.last_success)
         self.governor, self.panic = govern(
@@ -317,28 +315,28 @@ class RowGroup:
             measured = self._roll_back(bad, measured)
         return measured, ~bad
 
-    def _prune_mad(self, result: EpochResult, which: Tensor) -> Tensor:
-        """Take seeds out of rows, bool [R], that can never be of use; return which, bool [R, S].
+    def _prune_non_finite(self, result: EpochResult, which: Tensor) -> Tensor:
+        """Prune seeds in TRAINING whose gradients are not finite; return which, bool [R, S].
 
-        A seed in TRAINING touches nothing, so that no loss tells that it is not finite; its
-        gradients do. What is blended in shows in the loss of its row, which goes back as a whole.
+        Such a seed does not touch the loss, so only its gradients show it. A blended seed shows in
+        the loss of its row, which rolls back as a whole. `which` is bool [R].
         """
         is_young = self.state.stage == int(SeedStage.TRAINING)
         is_finite = torch.isfinite(result.gradients.norm)
-        mad = result.sampled & is_young & ~is_finite & which[:, None]
+        broken = result.sampled & is_young & ~is_finite & which[:, None]
         if not self.config.governor.is_on:
-            return torch.zeros_like(mad)
-        if bool(mad.any()):
-            self.table.remove(mad)
+            return torch.zeros_like(broken)
+        if bool(broken.any()):
+            self.table.remove(broken)
             self._build()
-        return mad
+        return broken
 
     def _roll_back(self, bad: Tensor, measured: Measured) -> Measured:
-        """Bring rows back to host and fossils as they were, at rest; return what they show now."""
+        """Restore host and fossils of rows from their safe state; return the measurements then."""
         fossil = self.state.stage == int(SeedStage.FOSSILIZED)
         self.table.remove(bad[:, None] & ~fossil)
         for row in bad.nonzero().flatten().tolist():
-            # New seeds go on drawing from new streams: that count does not go back.
+            # New seeds draw from new random streams: that count does not go back.
             count = self.engine.read(row).germinations
             weights = dataclasses.replace(self._safe[row], germinations=count)
             self.engine.write(row, weights, self.state.select([row]))
@@ -353,7 +351,7 @@ class RowGroup:
         )
 
     def _keep_safe(self, which: Tensor) -> None:
-        """Take copies of rows, bool [R], to go back to."""
+        """Keep copies of rows, bool [R], to roll back to."""
         if not self.config.governor.is_on:
             return
         rows = which.nonzero().flatten().tolist()
@@ -362,7 +360,7 @@ class RowGroup:
         self.safe_epoch = torch.where(which, self.tracker.epoch, self.safe_epoch)
 
     def _read_at_rest(self, rows: Sequence[int]) -> list[RowWeights]:
-        """Return host and fossils of rows: what a rollback goes back to."""
+        """Return host and fossils of rows, without optimizer state."""
         return self.engine.read_at_rest(rows, self.state.stage == int(SeedStage.FOSSILIZED))
 
     def _read(self, rows: Sequence[int]) -> list[RowWeights]:
@@ -371,12 +369,12 @@ class RowGroup:
         return [self.engine.read(row) for row in rows]
 
     def _build(self) -> None:
-        """Let the engine follow the state, and take over the sizes of what lives."""
+        """Let the engine follow the state, and record the sizes of seeds."""
         self.table.resize(self.engine.sync(self.state))
 
 
 def keep_rows(which: Tensor, old: Remembered, new: Remembered) -> Remembered:
-    """Return tensors [R, ...] with names: those that are new, but the old ones where `which`."""
+    """Return the new record with the old values in the rows at `which`."""
     if not bool(which.any()):
         return new
 

@@ -1,8 +1,8 @@
 """Baking: a grown network as a plain `nn.Module`, made of its host and of PyTorch alone.
 
-What a seed and its blending compute is written down as a `torch.fx.GraphModule`, a part of the
-submodule it grew behind. So the result is of the host's own class, has all parameters in the usual
-places, trains, can be pickled, exported and grown in again, and nothing of it needs Esper.
+A seed and its blending are traced into a `torch.fx.GraphModule`, which becomes a part of the
+submodule in front of the slot. So the result is of the host's own class, has all parameters in the
+usual places, can be trained, pickled, exported and grown again, and does not need Esper.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from esper.utils.storage import load_tree, save_tree
 _ALWAYS_THERE = ("torch", "_operator", "builtins", "math")
 """Packages whose parts and functions a plain module may use."""
 
-# So that a graph asks this question whenever it runs, and not once when it is traced.
+# A traced graph calls it whenever it runs, not once during tracing.
 fx.wrap("hasattr")
 
 GROWN = "grown"
-"""What a seed is called in the submodule behind which it grew."""
+"""Attribute name under which a seed is registered in its submodule."""
 
 
 class _Blended(nn.Module):
-    """What a slot does to an activation, without a choice left that a graph could not hold."""
+    """A slot's computation with all choices fixed, so that fx can trace it."""
 
     alpha: Tensor
 
@@ -61,7 +61,7 @@ class _Blended(nn.Module):
         return self._mix(turned, self.seed(turned)).permute(self._axes.inverse).contiguous()
 
     def join(self, h: Tensor, output: Any) -> Tensor:
-        """Return the activation with the output of a copy mixed in; it sees what its block does."""
+        """Return the activation with the output of a copied block mixed in."""
         s: Tensor = output if self._holder == "tensor" else output[0]
         if self._replaces:
             return s
@@ -74,8 +74,8 @@ class _Blended(nn.Module):
         return blend(h, s, self.alpha, self._algorithm, self.gate)
 
 
-class _Attending(nn.Module):
-    """A forward hook: the blended activation in place of the first thing the submodule puts out."""
+class _SeedHook(nn.Module):
+    """A forward hook that replaces the submodule's first output by the blended activation."""
 
     def __init__(self, blended: _Blended, holder: Holder) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class _Attending(nn.Module):
         return self.put_back(output, self.blended(self.activation(output)))
 
     def activation(self, output: Any) -> Any:
-        """Return what the slot works on."""
+        """Return the tensor that the slot works on."""
         return output if self._holder == "tensor" else output[0]
 
     def put_back(self, output: Any, first: Any) -> Any:
@@ -99,8 +99,8 @@ class _Attending(nn.Module):
         return (first,) + rest if self._holder == "tuple" else [first] + rest  # noqa: RUF005
 
 
-class _AttendingCopy(_Attending):
-    """The same for a copy of the submodule, which is called with whatever the submodule is."""
+class _CopyHook(_SeedHook):
+    """The same for a copy of the submodule, called with the submodule's arguments."""
 
     def __init__(self, blended: _Blended, holder: Holder, kin: Kin) -> None:
         super().__init__(blended, holder)
@@ -133,7 +133,7 @@ class _AttendingCopy(_Attending):
 
 
 def bake(model: nn.Module, slots: Mapping[str, tuple[Slot, Placement]]) -> nn.Module:
-    """Turn a model whose slots hang behind it, by path, into a plain one, in place."""
+    """Turn a model with slots, by path, into a plain one, in place."""
     disconnect(model)
     for path, (slot, placement) in slots.items():
         if slot.seed is None or slot.mode not in MIXING:
@@ -146,33 +146,33 @@ def bake(model: nn.Module, slots: Mapping[str, tuple[Slot, Placement]]) -> nn.Mo
         while hasattr(host, name):
             name += "_again"
         if isinstance(host, nn.Sequential) and placement.holder == "tensor":
-            # Just one more step; a sequence would run a submodule of any other meaning too.
-            host.add_module(name, _written_down(blended, slot))
+            # A Sequential runs every submodule in turn, so the seed is simply its last one.
+            host.add_module(name, _traced(blended, slot))
             continue
         if isinstance(host, nn.Sequential) or placement.holder == "other":
             raise SlotError(
-                f"submodule {path!r} puts out something that a plain module cannot take apart; "
+                f"submodule {path!r} returns a structure that a plain module cannot take apart; "
                 "keep the garden: garden.save(folder)"
             )
-        hook = _Attending(blended, placement.holder)
+        hook = _SeedHook(blended, placement.holder)
         if slot.is_copy:
-            hook = _AttendingCopy(blended, placement.holder, placement.kin)
-        part = _written_down(hook, slot)
+            hook = _CopyHook(blended, placement.holder, placement.kin)
+        part = _traced(hook, slot)
         host.add_module(name, part)
         host.register_forward_hook(part, with_kwargs=slot.is_copy)
     return model
 
 
-def _written_down(module: nn.Module, slot: Slot) -> fx.GraphModule:
-    """Return what a module computes as a graph of PyTorch's own operations.
+def _traced(module: nn.Module, slot: Slot) -> fx.GraphModule:
+    """Return a module as a graph of PyTorch's own operations.
 
-    A copy of the host's own block stays a module in it: whoever loads the host knows its class.
+    A copy of the host's own block stays a module: whoever loads the host has its class.
     """
     seed = type(slot.seed).__name__
     kept = list(slot.seed.modules()) if slot.is_copy and slot.seed is not None else []
     modes = [(part, part.training) for part in kept]
 
-    # Within the function: PyTorch pickles a graph without the name of such a class.
+    # Defined here because PyTorch does not pickle the name of a local tracer class.
     class _Tracer(fx.Tracer):
         def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
             return m in kept or super().is_leaf_module(m, module_qualified_name)
@@ -183,7 +183,7 @@ def _written_down(module: nn.Module, slot: Slot) -> fx.GraphModule:
     except Exception as error:
         reason = reason_of(error)
         raise SlotError(
-            f"the seed in slot {slot.name!r}, a {seed}, cannot be written down without Esper: "
+            f"the seed in slot {slot.name!r}, a {seed}, cannot be traced into a plain module: "
             f"{reason}; keep the garden (garden.save(folder)) or export it"
         ) from error
     parts = [type(part) for part in graph.modules() if part not in kept]
@@ -206,8 +206,8 @@ def _written_down(module: nn.Module, slot: Slot) -> fx.GraphModule:
 
 
 def baked_copy(model: nn.Module, slots: Mapping[str, tuple[Slot, Placement]]) -> nn.Module:
-    """Return a plain copy of a model with what has grown behind it."""
-    # Together: what model and slots share, hooks above all, must be shared by the copies.
+    """Return a plain copy of a model with its seeds."""
+    # In one call: the copies must share what model and slots share, hooks above all.
     copied, own = copy.deepcopy((model, {path: slot for path, (slot, _) in slots.items()}))
     return bake(copied, {path: (own[path], slots[path][1]) for path in own})
 

@@ -1,4 +1,4 @@
-"""The modules behind the lifecycle: draws, builds, frees and re-aims seeds as the state says."""
+"""The modules of all slots: builds, frees, freezes and blends seeds to match the lifecycle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from esper.leyline.slots import Symmetry, Topology, is_causal
 from esper.leyline.stages import BLENDED_STAGES, AlphaAlgorithm, AlphaMode, SeedStage
 from esper.utils.randomness import seeded
 
-# ---- Seeds that nothing trains: found by their parameters, which stay as they were drawn
+# ---- Seeds that nothing trains: their parameters stay as they were initialised
 
 
 def fingerprint(seed: nn.Module) -> Tensor | None:
@@ -38,10 +38,10 @@ def fingerprint(seed: nn.Module) -> Tensor | None:
 def find_untrained(
     host: nn.Module, slots: Iterable[Slot], state: SlotState, is_carried: bool
 ) -> SlotState:
-    """Return the state with the seeds marked that are as they were drawn; warn of such as stay so.
+    """Return the state with untrained seeds marked; warn of those that no optimizer trains.
 
     Args:
-        host: the model, of which a seed that learns must not be the only thing that stands still.
+        host: the model; where it is trained and a seed is not, a warning is due.
         slots: the slots with their seeds.
         state: the lifecycle, one row.
         is_carried: whether an optimizer is kept in step with growth, so that no warning is due.
@@ -65,17 +65,17 @@ def find_untrained(
 
 
 def remember_loaded(garden: Any, _: Any) -> None:
-    """After a garden's weights were loaded: take untrained ones for those that were drawn."""
+    """After weights were loaded, take those of untrained seeds for their initial ones."""
     for index, slot in enumerate(garden.seedbed):
         if slot.seed is not None and bool(garden.state.untrained[0, index]):
             slot.drawn = fingerprint(slot.seed)
 
 
 def _look_for_optimizer(slot: Slot, version: int, *, is_host_frozen: bool) -> None:
-    """Warn, once, where the host was trained since a seed began to learn, but the seed not."""
+    """Warn, once, where the host was trained since the seed came, but the seed was not."""
     was_trained = slot.host_version is not None and version > slot.host_version
     if is_host_frozen:
-        # Nothing of the host moves; a gradient that nobody took away tells the same.
+        # Nothing of the host moves; a gradient that is still there tells the same.
         was_trained = any(parameter.grad is not None for parameter in slot.parameters())
     if was_trained and not slot.is_known_untrained:
         slot.is_known_untrained = True
@@ -112,8 +112,8 @@ def draw_probe(shape: tuple[int, ...], key: Key) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The host of a seedbed, as far as new seeds depend on it."""
+class HostContext:
+    """The host around the slots: gives new seeds their device, precision and blocks to copy."""
 
     model: nn.Module
     paths: Mapping[str, str]
@@ -167,7 +167,7 @@ class Seedbed(nn.Module):
             slot.frozen = slot.drawn = slot.host_version = None
             slot.sources = []
 
-    def sync(self, state: SlotState, host: Surroundings) -> bool:
+    def sync(self, state: SlotState, host: HostContext) -> bool:
         """Make the modules agree with the state; return whether parameters came or went."""
         changed = False
         for index, slot in enumerate(self):
@@ -178,7 +178,7 @@ class Seedbed(nn.Module):
             _sync_freeze(index, slot, state)
         return changed
 
-    def mirror(self, other: Seedbed, known: weakref.WeakSet[nn.Module], host: Surroundings) -> None:
+    def mirror(self, other: Seedbed, known: weakref.WeakSet[nn.Module], host: HostContext) -> None:
         """Hold what another seedbed holds: copies of its modules, of each new one once.
 
         Where the other has just copied a block, the block of this host is copied.
@@ -206,11 +206,11 @@ class Seedbed(nn.Module):
         self.germinations = other.germinations
 
     def sources(self) -> dict[int, nn.Parameter]:
-        """Return from which parameter each of a new copy was copied, by the id of the new one."""
+        """Return the source of every parameter of new copies, by the id of the copy."""
         return {id(new): old for slot in self for new, old in slot.sources}
 
     def forget_sources(self) -> None:
-        """Let copies be seeds like others, once everybody knows what they were copied from."""
+        """Forget where copies come from, once optimizers have copied their state."""
         for slot in self:
             slot.sources = []
 
@@ -240,7 +240,7 @@ class Seedbed(nn.Module):
             for slot in changed:
                 slot.sample_alphas = None
 
-    def _sync_seed(self, index: int, slot: Slot, state: SlotState, host: Surroundings) -> bool:
+    def _sync_seed(self, index: int, slot: Slot, state: SlotState, host: HostContext) -> bool:
         present = bool(state.has_module[0, index])
         if present and slot.seed is None:
             slot.seed = self._build(index, slot, int(state.blueprint[0, index]), host)
@@ -254,7 +254,7 @@ class Seedbed(nn.Module):
             return True
         return False
 
-    def _sync_gate(self, index: int, slot: Slot, state: SlotState, host: Surroundings) -> bool:
+    def _sync_gate(self, index: int, slot: Slot, state: SlotState, host: HostContext) -> bool:
         gated = int(state.algorithm[0, index]) == int(AlphaAlgorithm.GATE)
         wanted = gated and slot.seed is not None
         if wanted and slot.gate is None:
@@ -266,8 +266,8 @@ class Seedbed(nn.Module):
             return True
         return False
 
-    def _build(self, index: int, slot: Slot, choice: int, host: Surroundings) -> nn.Module:
-        """Build a seed from a random stream of its own and check that it keeps shapes, or copy."""
+    def _build(self, index: int, slot: Slot, choice: int, host: HostContext) -> nn.Module:
+        """Build a seed from its own random stream and check its output shape, or copy a block."""
         blueprint = blueprint_by_id(choice)
         slot.is_copy = blueprint.is_copy
         if blueprint.is_copy:
@@ -286,8 +286,8 @@ class Seedbed(nn.Module):
         self.germinations += 1
         return self._settle(seed, host.reference(slot.name))
 
-    def _copy(self, slot: Slot, host: Surroundings) -> nn.Module:
-        """Return a copy of the block in front of a slot, and note what each parameter is of."""
+    def _copy(self, slot: Slot, host: HostContext) -> nn.Module:
+        """Return a copy of the block in front of a slot, and note the source of each parameter."""
         block = host.block(slot.name)
         try:
             copied = copy_block(block)
@@ -303,7 +303,7 @@ class Seedbed(nn.Module):
         return self.run_seed, index, self.germinations
 
     def _settle(self, module: nn.Module, like: Tensor | None) -> nn.Module:
-        """Give a new module the device, the precision and the mode of its surroundings."""
+        """Give a new module the device, precision and mode of the host."""
         if like is not None:
             module = module.to(device=like.device, dtype=_precision(like))
         return module.train(self.training)
@@ -334,9 +334,9 @@ class Seedbed(nn.Module):
 
 
 def _sync_freeze(index: int, slot: Slot, state: SlotState) -> None:
-    """While a seed is blended out it is frozen; gradients still pass through to the host.
+    """Freeze a seed while it is blended out; gradients still pass through to the host.
 
-    What was trainable before is remembered, and exactly that is trainable again afterwards.
+    Afterwards exactly the parameters that were trainable before are trainable again.
     """
     fading = int(state.alpha_mode[0, index]) == int(AlphaMode.DOWN)
     if fading and slot.frozen is None:
@@ -352,7 +352,7 @@ def _sync_freeze(index: int, slot: Slot, state: SlotState) -> None:
 
 
 def _settle_amplitude(slot: Slot, like: Tensor | None) -> None:
-    """Keep the amplitude where the host is, and exact whatever the host's own precision."""
+    """Keep the amplitude on the host's device, in float64 whatever the host's precision."""
     device = slot.alpha.device if like is None else like.device
     # Apple's GPUs have no float64.
     dtype = torch.float32 if device.type == "mps" else torch.float64

@@ -1,4 +1,4 @@
-"""What a controller sees of a host: what is fixed, histories, plateau, the latch, every slot."""
+"""Signals for controllers, and what is tracked of rows: histories, plateau, panics."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TrackerConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerState(TensorRecord):
-    """What is remembered about every host; tensors over R rows."""
+    """Histories and counters of every host; tensors over R rows."""
 
     epoch: Tensor
     """int64 [R], epochs recorded."""
@@ -95,11 +95,10 @@ class TrackerState(TensorRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
-    """What is known of every row's task before it lives; nothing here changes while rows live.
+    """Fixed facts of every row's task.
 
     Everything is per row, because rows that run together may be of different tasks: other data,
-    another horizon. Unknown values are written as `Signals` writes them; what is the same for all
-    rows costs no memory (`row_facts` expands it).
+    another horizon. Unknown values are written as in `Signals`.
     """
 
     horizon: Tensor
@@ -107,13 +106,13 @@ class RowFacts:
     budget: Tensor
     """int64 [R], parameters that count as a full budget."""
     chance_loss: Tensor
-    """float64 [R], loss of a network that only guesses, NaN where nobody knows."""
+    """float64 [R], loss of a network that only guesses, NaN where unknown."""
     train_samples: Tensor
     """int64 [R], samples of the training set, 0 where unknown."""
     samples_per_epoch: Tensor
     """int64 [R], samples trained on in one epoch, 0 where unknown."""
     num_classes: Tensor
-    """int64 [R], classes or distinct tokens, 0 where there are none or nobody knows."""
+    """int64 [R], classes or distinct tokens, 0 where there are none or unknown."""
 
 
 def row_facts(
@@ -127,7 +126,7 @@ def row_facts(
     num_classes: int | Tensor = 0,
     device: torch.device | str = "cpu",
 ) -> RowFacts:
-    """Return the facts of rows; every one is for all of them or [R]."""
+    """Return the facts of rows; every value is for all of them or [R]."""
 
     def each(value: float | Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.as_tensor(value, dtype=dtype, device=device).expand(rows)
@@ -143,22 +142,22 @@ def row_facts(
 
 
 Rates = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Epochs int64 [R] (1 is the first) to the share of the peak learning rate that each row trains
-with in its epoch, and that rate itself, NaN where nobody knows; both [R]."""
+"""Maps epochs int64 [R] (1 is the first) to (share of the peak learning rate, learning rate), both
+[R]; the rate is NaN where unknown."""
 
 
 def unknown_rates(epochs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what there is to say of rows that nobody trains, or of whose rates nobody knows."""
+    """Return a share of 1 and a rate of NaN for every row."""
     ones = torch.ones(len(epochs), device=epochs.device)
     return ones, ones * math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class RateTable:
-    """`Rates` that are known beforehand; rows may have different schedules and horizons."""
+    """`Rates` from a table; rows may have different schedules and horizons."""
 
     factors: Tensor
-    """float32 [R, E], share of the peak in epoch 1, 2, ...; the last holds ever after."""
+    """float32 [R, E], share of the peak in epoch 1, 2, ...; the last holds afterwards."""
     peak: Tensor
     """float32 [R], the learning rate at its highest."""
 
@@ -194,7 +193,7 @@ def start_tracking(
 def track_epoch(
     state: TrackerState, loss: Tensor, score: Tensor, config: TrackerConfig
 ) -> TrackerState:
-    """Take over one epoch's validation loss and score, float64 [R]."""
+    """Record one epoch's validation loss and score, float64 [R]."""
     first_loss = torch.where(state.epoch == 0, loss, state.first_loss)
     best_loss = torch.minimum(state.best_loss, loss)
     # Where the score is a negative loss, half a point means half a percent of the best loss.
@@ -339,7 +338,7 @@ class Panic(CodeWithText):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernorState(TensorRecord):
-    """What is remembered about every row."""
+    """Recent losses and anomalies of every row."""
 
     losses: Tensor
     """float64 [R, window], newest last, NaN where not yet there."""
@@ -358,10 +357,10 @@ def start_governing(rows: int, device: torch.device | str = "cpu") -> GovernorSt
 def govern(
     state: GovernorState, loss: Tensor, chance_loss: Tensor | float, config: GovernorConfig
 ) -> tuple[GovernorState, Tensor]:
-    """Take over one epoch's validation loss [R]; return the state and int64 [R], a `Panic`.
+    """Record one epoch's validation loss [R]; return the state and int64 [R], a `Panic`.
 
-    `chance_loss` (one number or [R]) is that of a network that only guesses; where nobody knows it
-    is NaN, which compares false.
+    `chance_loss` (one number or [R]) is that of a network that only guesses; NaN, where it is
+    unknown, compares false.
     """
     known = torch.isfinite(state.losses)
     count = known.sum(1)

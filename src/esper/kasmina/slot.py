@@ -1,4 +1,4 @@
-"""A slot: the place behind a submodule where a seed lives and meets the host's activation."""
+"""A slot: holds a seed behind a submodule and mixes its output with the host's activation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from esper.leyline.errors import SlotError, UsageError
 from esper.leyline.slots import AXES, AxesName, Symmetry, Topology, channel_axis
 from esper.leyline.stages import AlphaAlgorithm
 
-# ---- The mathematics of mixing a seed into its host, and the gate network of the GATE style
+# ---- Mixing a seed into its host, and the gate network of the GATE style
 
 
 class GateNetwork(nn.Module):
-    """How much of the seed each sample lets in, in [0, 1].
+    """Predicts how much of the seed to mix in, in [0, 1].
 
     Image and vector activations are pooled to one number per sample. A sequence gets one number
     per position: pooling over time would show early tokens their own future.
@@ -85,7 +85,7 @@ def blend_per_sample(
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Value of the host, gradient for both: what `h + (b - stopgrad(b))` means, exactly."""
+    """Return the host's value and send the gradient to both: `h + (b - stopgrad(b))`, exactly."""
 
     generate_vmap_rule = True
 
@@ -112,7 +112,7 @@ def straight_through(h: Tensor, b: Tensor) -> Tensor:
 
 
 class SlotMode(IntEnum):
-    """What the slot does in a forward pass."""
+    """How a slot acts in a forward pass."""
 
     PASS = 0
     ISOLATE = 1
@@ -125,19 +125,19 @@ MIXING = (SlotMode.BLEND, SlotMode.REPLACE)
 """The modes in which the seed reaches the output."""
 
 
-class Given(NamedTuple):
-    """What the host's submodule was called with; a copy of it is given the same."""
+class CallArguments(NamedTuple):
+    """Arguments of a call of the host's submodule; a copy of it is called with the same."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def detached(self) -> Given:
-        """Return the same, through which no gradient flows back."""
-        return Given(*tree_map_only(Tensor, Tensor.detach, (self.args, self.kwargs)))
+    def detached(self) -> CallArguments:
+        """Return the same arguments, cut off from the graph."""
+        return CallArguments(*tree_map_only(Tensor, Tensor.detach, (self.args, self.kwargs)))
 
 
 class Slot(nn.Module):
-    """Holds a seed and joins its output to the host's; with no seed it returns what it gets.
+    """Holds a seed and mixes its output with the host's; without a seed it passes its input on.
 
     The slot knows nothing of stages: its garden sets `mode`, `algorithm` and `alpha`. Amplitude is
     a tensor, so that a compiled network is not compiled again whenever it moves.
@@ -145,9 +145,9 @@ class Slot(nn.Module):
 
     alpha: Tensor
     stage = ""
-    """The stage of the seed, in a word for people; empty without one."""
+    """Stage of the seed in lower case, for printing; empty without one."""
     blueprint = ""
-    """What the seed was made by."""
+    """Name of the seed's blueprint."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Slot(nn.Module):
         self.is_copy = False
         """Whether the seed is a copy of the submodule in front of the slot."""
         self.sources: list[tuple[nn.Parameter, nn.Parameter]] = []
-        """Parameters of a new copy, each with the one it was copied from, until all were told."""
+        """Parameters of a new copy, each with its source, until optimizers copied the state."""
         self.mode = int(SlotMode.PASS)
         self.algorithm = 0
         self.is_straight_through = True
@@ -178,9 +178,9 @@ class Slot(nn.Module):
         self.drawn: Tensor | None = None
         """Fingerprint of the seed as it was drawn; None once it has changed, or is not known."""
         self.is_known_untrained = False
-        """Whether its owner was told that nothing trains the seed."""
+        """Whether the user was warned that nothing trains the seed."""
         self.host_version: int | None = None
-        """How often the host had been changed when the seed was last seen to be as drawn."""
+        """Version of the host's parameters when the seed was last seen to be as drawn."""
         self.frozen: tuple[str, ...] | None = None
         self.sample_alphas: Tensor | None = None
         self.branch: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] | None = None
@@ -190,19 +190,19 @@ class Slot(nn.Module):
         """Forward hook of the host's submodule."""
         if self.mode == SlotMode.PASS:
             return None
-        given = Given(args, kwargs) if self.is_copy else None
+        given = CallArguments(args, kwargs) if self.is_copy else None
         if isinstance(output, Tensor):
             return self(output, given)
         rest = (self(output[0], given), *output[1:])
         # A named tuple takes its fields one by one.
         return type(output)(*rest) if hasattr(output, "_fields") else type(output)(rest)
 
-    def forward(self, h: Tensor, given: Given | None = None) -> Tensor:
-        """Return the host's activation with the seed mixed in as the mode says.
+    def forward(self, h: Tensor, given: CallArguments | None = None) -> Tensor:
+        """Return the host's activation with the seed mixed in, depending on the mode.
 
         Args:
             h: the activation.
-            given: what the submodule that made it was called with, where the seed is its copy.
+            given: arguments of the submodule that made it, where the seed is a copy of it.
         """
         if self.mode == SlotMode.PASS or self.seed is None:
             return h
@@ -212,11 +212,11 @@ class Slot(nn.Module):
         if h.dim() != len(axes.order):
             self._refuse(h)
         out = self._grown(h.permute(axes.order), given).permute(axes.inverse)
-        # What follows may take a view of it, as it could of the host's own.
+        # The next module may take a view of it, as it could of the host's own.
         return out.contiguous() if h.is_contiguous() else out
 
-    def _grown(self, h: Tensor, given: Given | None) -> Tensor:
-        """Return what `forward` does, for an activation as a seed sees it."""
+    def _grown(self, h: Tensor, given: CallArguments | None) -> Tensor:
+        """Do the work of `forward`, for an activation in the seed's order of axes."""
         self._check(h)
         if self.branch is not None:
             return self.branch(h, lambda part: self._mixed(part, given))
@@ -232,21 +232,21 @@ class Slot(nn.Module):
         if self.is_shadowing:
             return blend(h, self._run(h, given), one, self.algorithm, self.gate)
         if self.is_straight_through and self.training and torch.is_grad_enabled():
-            # The seed learns what it will be used for: the fully blended output, from a detached
-            # input, while the host keeps its value and its gradient.
+            # The seed learns from the fully blended output and a detached input, while the host
+            # keeps its value and its gradient.
             x, others = h.detach(), None if given is None else given.detached()
             out = blend(x, self._run(x, others), one, self.algorithm, self.gate)
             return straight_through(h, out)
         return h
 
-    def _mixed(self, h: Tensor, given: Given | None) -> Tensor:
+    def _mixed(self, h: Tensor, given: CallArguments | None) -> Tensor:
         out = self._run(h, given)
         if self.mode == SlotMode.REPLACE:
             return out
         return blend(h, out, self.alpha, self.algorithm, self.gate)
 
-    def _run(self, h: Tensor, given: Given | None) -> Tensor:
-        """Return what the seed makes of an activation; a copy sees it as the host does."""
+    def _run(self, h: Tensor, given: CallArguments | None) -> Tensor:
+        """Return the seed's output; a copy of a block gets the host's order of axes."""
         assert self.seed is not None
         out: Tensor
         if given is None:
@@ -267,7 +267,7 @@ class Slot(nn.Module):
         return out if axes.is_usual else out.permute(axes.order)
 
     def _check(self, h: Tensor) -> None:
-        """Refuse an activation that is not what the seed was built for."""
+        """Refuse an activation of another rank or width than the seed was built for."""
         if h.dim() != len(self.shape) or h.shape[channel_axis(self.topology)] != self.channels:
             self._refuse(h)
 
@@ -279,7 +279,7 @@ class Slot(nn.Module):
         )
 
     def _check_samples(self, h: Tensor, announced: int) -> None:
-        """Refuse amplitudes per sample for a batch that has other samples by now."""
+        """Refuse amplitudes per sample where the model has changed the batch size on the way."""
         if announced not in (1, len(h)):
             raise SlotError(
                 f"slot {self.name!r} got {len(h)} samples where {announced} were announced; "
@@ -287,7 +287,7 @@ class Slot(nn.Module):
             )
 
     def describe_seed(self) -> str:
-        """Return what has grown here, for people; empty without a seed."""
+        """Return one line about the seed, for printing; empty without one."""
         if self.seed is None:
             return ""
         size = sum(parameter.numel() for parameter in self.parameters())
@@ -297,15 +297,15 @@ class Slot(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Return what a printed model shows."""
+        """Return the line that a printed module shows."""
         return f"{self.name!r}, {self.axes}, channels={self.channels}"
 
 
 class Shadow(nn.Module):
-    """A garden in which one seed is fully blended and everything else cannot learn.
+    """Runs a garden with one seed fully blended and everything else frozen.
 
-    It runs on detached parameters and on copies of the buffers, and puts the random state back, so
-    the host is exactly as if this pass had never been.
+    It uses detached parameters and copies of the buffers, and restores the random state, so the
+    pass leaves no trace in the host.
     """
 
     def __init__(self, garden: nn.Module, slot: Slot) -> None:

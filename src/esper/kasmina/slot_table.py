@@ -1,4 +1,4 @@
-"""SlotTable: the one owner of what lives in the slots of rows, and of what may."""
+"""SlotTable: the one owner of the state of all slots, and of what may be done to them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SlotTable:
     Args:
         costs: what hosts and seeds cost, and how far each row may grow.
         lifecycle: the constants of a seed's life.
-        immediate: bool [S, B], which seeds are at their amplitude at once; by default none.
+        immediate: bool [S, B], which seeds skip training alone and blending; by default none.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SlotTable:
         nothing = torch.zeros(costs.seeds.seed_params.shape[1:], dtype=torch.bool)
         self.immediate = (nothing if immediate is None else immediate).to(device)
         self.state: SlotState = empty_state(rows, slots, device)
-        """What lives in the slots, tensors [R, S]."""
+        """State of the slots, tensors [R, S]."""
         self.enabled = torch.ones((rows, slots), dtype=torch.bool, device=device)
         """Bool [R, S], the slots in use."""
 
@@ -85,8 +85,6 @@ class SlotTable:
     def flops(self) -> Tensor:
         """Return int64 [R, S]: operations per sample of every seed and its gate."""
         return slot_flops(self.state, self.costs.seeds)
-
-    # -- what is legal -----------------------------------------------------------------------------
 
     def fits(self) -> Tensor:
         """Return bool [R, S, B]: the blueprints that may be germinated now, within the limits."""
@@ -100,15 +98,13 @@ class SlotTable:
         """Return what is legal now."""
         return build_masks(self.view(), self.lifecycle.effective_rules)
 
-    # -- what changes ------------------------------------------------------------------------------
-
     def apply(self, command: Command, *, immediate: bool | None = None) -> Applied:
         """Carry out one operation per row.
 
         Args:
             command: the operations.
-            immediate: whether seeds that are germinated are at their amplitude at once; by default
-                as the table says.
+            immediate: whether germinated seeds have their full amplitude at once; by default as in
+                the table.
         """
         slots, blueprints = self.immediate.shape
         at_once = self.immediate[
@@ -136,33 +132,32 @@ class SlotTable:
         self.state = record_gradients(record_epoch(self.state, score), sampled, gradients)
 
     def record_contributions(self, measured: Measured, members: Tensor, due: Tensor) -> None:
-        """Take over what ablations showed.
+        """Record what ablations showed.
 
         Args:
             measured: what was found.
             members: bool [R, S], the seeds that took part.
             due: bool [R], the rows that were measured.
         """
-        # Also without members: what two seeds once gained together is not true for ever.
+        # Also without members: an old interaction does not stay true.
         interaction = torch.where(due[:, None, None], measured.interaction, self.state.interaction)
         self.state = record_contributions(
             self.state, members, measured.worth, measured.error, interaction
         )
 
     def remove(self, which: Tensor) -> None:
-        """Prune at once whatever lives under `which`, bool [R, S], legal or not."""
+        """Prune the seeds at `which`, bool [R, S], at once, legal or not."""
         self.state = remove_seeds(self.state, which)
 
     def resize(self, sizes: Tensor) -> None:
-        """Take over how many parameters there are in every slot, int64 [R, S]."""
+        """Record the number of parameters in every slot, int64 [R, S]."""
         self.state = self.state.where(torch.ones_like(self.enabled), params=sizes)
 
     @contextmanager
     def undone_by_error(self, build: Callable[[], object]) -> Iterator[None]:
-        """Take everything back that happens within the block, if it fails.
+        """Restore the state if the block fails, and call `build` to restore the modules.
 
-        A seed that cannot be built was never germinated. `build` makes modules agree with the
-        state again.
+        A seed that cannot be built was never germinated.
         """
         before = self.state
         try:
@@ -175,7 +170,7 @@ class SlotTable:
 
 @dataclass(frozen=True, slots=True)
 class OperationResult:
-    """What became of one operation."""
+    """Result of one operation: true where it took effect."""
 
     op: LifecycleOp
     slot: str
@@ -199,7 +194,7 @@ def describe_result(
     places: Sequence[Placement],
     gates: GateConfig,
 ) -> OperationResult:
-    """Put into words what became of a one-row command in the state `before` it."""
+    """Return the result of a one-row command that was applied in the state `before`."""
     index = min(max(int(command.slot[0]), 0), len(places) - 1)
     op, place = LifecycleOp(int(command.op[0])), places[index]
     slot = place.name
@@ -220,13 +215,13 @@ def describe_result(
 def describe_decision(
     actions: Actions, result: OperationResult, slot_names: Sequence[str], why: str = ""
 ) -> DecisionRecord:
-    """Return a decision with the arguments its op uses; the others are None.
+    """Return the record of a decision; arguments that its op does not use are None.
 
     Args:
-        actions: what was chosen.
-        result: what became of it.
+        actions: the chosen heads.
+        result: the result of the operation.
         slot_names: names of the slots.
-        why: the reason for what took effect.
+        why: the controller's reason, where the operation took effect.
     """
     chosen: dict[str, Any] = describe_action(
         {head: int(actions[head][0]) for head in HEAD_NAMES},
@@ -237,7 +232,7 @@ def describe_decision(
 
 
 class SlotView:
-    """What is in a slot now; reads the garden each time it is asked."""
+    """Live view of one slot: every property reads the garden's present state."""
 
     def __init__(self, garden: Garden, index: int) -> None:
         """Look at slot `index` of this garden."""
@@ -256,7 +251,7 @@ class SlotView:
 
     @property
     def symmetry(self) -> Symmetry:
-        """What the host makes of the order of positions at the slot."""
+        """Whether the host is causal or equivariant in the order of positions at the slot."""
         return self._garden.seedbed[self._index].symmetry
 
     @property
@@ -323,7 +318,7 @@ class SlotView:
 
 
 def slot_records(slots: Mapping[str, SlotView]) -> tuple[SlotRecord, ...]:
-    """Return slots as they are now."""
+    """Return records of the present state of slots."""
     return tuple(copy_fields(SlotRecord, view, stage=view.stage.name) for view in slots.values())
 
 
@@ -342,7 +337,7 @@ def encode_lifecycle(names: tuple[str, ...], state: SlotState, germinations: int
 
 
 def decode_lifecycle(encoded: Tensor, names: tuple[str, ...]) -> tuple[SlotState, int]:
-    """Return what `encode_lifecycle` was given, for a garden with these slots.
+    """Return (state, germinations) from `encode_lifecycle`, for a garden with these slots.
 
     Blueprints are matched by name: ids of registered ones may differ between programs.
     """

@@ -1,4 +1,4 @@
-"""The record of every slot of every row, as tensors [R, S].
+"""SlotState: the state of every slot of every row, as tensors [R, S], and the gates.
 
 `SlotState` is plain data and never changes in place: the lifecycle functions take one and return
 the next. A single garden is the case of one row. Floats are float64 so that scores and amplitudes
@@ -43,7 +43,7 @@ def _per_slot(
         empty: its value where a slot is empty; a member of an enumeration allows its values only.
         least: what a saved one may hold at least.
         most: and at most.
-        of_module: whether it is forgotten as soon as the seed's module is freed.
+        of_module: whether it is reset when the seed's module is freed.
     """
     kind = type(empty) if isinstance(empty, IntEnum) else None
     value = empty if kind is None else int(empty)
@@ -53,7 +53,7 @@ def _per_slot(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotState(TensorRecord):
-    """Everything remembered about the seeds, each with its value where the slot is empty."""
+    """State of the seeds; each field declares its value for an empty slot."""
 
     stage: Tensor = _per_slot(SeedStage.DORMANT)
     """int64, a `SeedStage`."""
@@ -122,7 +122,7 @@ class SlotState(TensorRecord):
     counterfactual_age: Tensor = _per_slot(-1, least=-1, of_module=True)
     """int64, epochs since the last ablation, -1 before the first."""
     untrained: Tensor = _per_slot(False, of_module=True)
-    """bool, its parameters are as they were drawn; a garden finds that out, engines train all."""
+    """bool, no optimizer has changed its parameters yet; only gardens set it."""
     interaction: Tensor
     """float64 [R, S, S], points two seeds gain together beyond the sum of each alone."""
 
@@ -182,11 +182,11 @@ EMPTY: dict[str, float | int | bool] = {
 OF_THE_MODULE = tuple(
     field.name for field in dataclasses.fields(SlotState) if field.metadata.get("of_module")
 )
-"""The fields that are as in an empty slot again once the seed's module is freed."""
+"""The fields that are reset when the seed's module is freed."""
 
 
 def check_state(saved: Mapping[str, Any], like: SlotState, blueprints: int) -> SlotState:
-    """Return a saved `state_dict` as a state, or refuse one that no life leads to.
+    """Return a saved `state_dict` as a state, or refuse impossible values.
 
     Args:
         saved: by field.
@@ -337,10 +337,10 @@ def fossilize_gate(state: SlotState, config: GateConfig) -> Tensor:
 
 
 def inert_seeds(state: SlotState) -> Tensor:
-    """Return bool [R, S]: what a finished network goes on without.
+    """Return bool [R, S]: seeds that a finished network does without.
 
-    These are seeds that are not blended in or gone already, those that nothing has trained, and
-    holding ones whose measured contribution is 0 ± 0. Fossils stay.
+    These are seeds that are not blended in, those that nothing has trained, and holding ones whose
+    measured contribution is 0 ± 0. Fossils stay.
     """
     changes_outputs = is_in(state.stage, BLENDED_STAGES) & (state.alpha > 0)
     is_idle = (state.stage == int(SeedStage.HOLDING)) & has_no_effect(state)

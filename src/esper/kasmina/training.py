@@ -1,7 +1,7 @@
-"""How a network is trained: `TrainingConfig`, its optimizer, and the learning rates it means.
+"""How a network is trained: objectives, `TrainingConfig`, learning rates, one training step.
 
 The rates of an epoch are pure functions of the settings, the epoch and how long each seed has been
-learning, so nothing about them is kept anywhere, and a run that goes on goes on exactly.
+learning. So they need no saved state, and a resumed run has the same rates.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def per_sample_multilabel(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor | 
 
 
 def by_sample(values: Tensor) -> Tensor:
-    """Return values as [B, K]: those of each sample in a row of its own, one where they are [B]."""
+    """Return values as [B, K], one row per sample."""
     return values.flatten(1) if values.dim() > 1 else values.reshape(-1, 1)
 
 
@@ -90,13 +90,13 @@ OptimizerName = Literal["sgd", "adamw"]
 SeedRate = Literal["host", "own"]
 
 SECOND_BETA = 0.999
-"""Share of the mean of squares that a step of AdamW keeps."""
+"""Second beta of AdamW."""
 
 EPSILON = 1e-8
-"""What AdamW adds to the root of the mean of squares."""
+"""Epsilon of AdamW."""
 
 GOOD_RATES = {"sgd": "0.01 to 0.2", "adamw": "0.001 to 0.005"}
-"""Where to look for the learning rate of an optimizer first."""
+"""Usual learning rates of each optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class TrainingConfig(Config):
 
 
 def build_optimizer(training: TrainingConfig, parameters: Iterable[Any]) -> Optimizer:
-    """Return the optimizer that these settings describe, over parameters or groups of them."""
+    """Return the configured optimizer over parameters or groups of them."""
     rate, decay = training.learning_rate, training.weight_decay
     if training.optimizer == "adamw":
         betas = (training.momentum, SECOND_BETA)
@@ -191,9 +191,9 @@ def rate_factor(training: TrainingConfig, epoch: int, horizon: int) -> float:
 def seed_rate_factor(training: TrainingConfig, epoch: int, horizon: int, learned: int) -> float:
     """Return the share of its learning rate that a seed trains with in an epoch.
 
-    A seed that follows the host has the host's share. One with a schedule of its own begins at the
-    whole rate, whenever that is, and comes down by the host's shape in the epochs that were left.
-    Either way the rate first goes up for `seed_warmup` epochs.
+    A seed that follows the host has the host's share. One with its own schedule begins at the full
+    rate and decays, in the shape of the host's schedule, over the epochs that are left. Both first
+    warm up for `seed_warmup` epochs.
     """
     warmth = min(1.0, (learned + 1) / (training.seed_warmup + 1))
     if training.seed_rate == "host":
@@ -216,7 +216,7 @@ def _fall_at_end(training: TrainingConfig, epoch: int, horizon: int) -> float:
     return min(1.0, (horizon - epoch + 1) / (falling + 1))
 
 
-# ---- One network being trained: a garden, its optimizer, its schedule, and a step of all three
+# ---- One training step: a garden, its optimizer, its schedule
 
 
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
@@ -225,7 +225,7 @@ BatchLoss = Callable[[Any, Any], Tensor]
 """(outputs, targets) -> the number to train on."""
 
 SchedulerEvery = Literal["epoch", "batch"]
-"""When a schedule moves on: after every epoch, or after every batch."""
+"""When a schedule is stepped."""
 
 
 def clip_gradients(garden: Garden, max_norm: float) -> None:
@@ -237,7 +237,7 @@ def clip_gradients(garden: Garden, max_norm: float) -> None:
 
 
 class Trainee:
-    """A garden with its optimizer and schedule: everything one training step changes."""
+    """Trains a garden: its optimizer, its schedule, and one step of both."""
 
     def __init__(
         self,
@@ -251,10 +251,10 @@ class Trainee:
         scheduler_every: SchedulerEvery = "epoch",
         precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """Bind the parts; the optimizer is told that gradients are measured before clipping.
+        """Bind the parts; gradients are measured before clipping.
 
         Args:
-            garden: what is trained.
+            garden: the network.
             carried: its optimizer.
             objective: a loss for every sample.
             max_grad_norm: to which gradients are clipped, 0 for not at all.
@@ -286,7 +286,7 @@ class Trainee:
         return self.carried.optimizer
 
     def set_rates(self, host: float, seeds: Sequence[float]) -> None:
-        """Let the host learn at a rate, and the seed in every slot at its own.
+        """Set the learning rates of the host and of the seed in every slot.
 
         The optimizer has groups by slot: `slot_groups`.
         """
@@ -295,7 +295,7 @@ class Trainee:
             group["lr"] = by_slot[group[SLOT]] if SLOT in group else host
 
     def start_epoch(self) -> None:
-        """Get ready for the batches of an epoch."""
+        """Prepare for the batches of an epoch."""
         self.carried.start_epoch()
         self.garden.train()
 
@@ -317,8 +317,8 @@ class Trainee:
             loss.backward()
         elif any(parameter.requires_grad for parameter in self.garden.host_parameters()):
             raise UsageError(
-                "the loss does not depend on the model's parameters, so that nothing can learn; "
-                "is something detached, rounded or constant?"
+                "the loss does not depend on the model's parameters; look for something detached, "
+                "rounded or constant in the loss"
             )
         # Else the host is frozen and has no seed that learns yet.
         self.carried.sample_gradients()
@@ -348,7 +348,7 @@ class Trainee:
         except ValueError as error:
             reason = reason_of(error).rstrip(".")
             raise UsageError(
-                f"the scheduler cannot go on: {reason}; make it for all steps of the run"
+                f"the scheduler failed: {reason}; make it for all steps of the run"
             ) from error
 
     def fork(self, make_optimizer: Callable[[Garden], Optimizer]) -> Trainee:
@@ -364,7 +364,7 @@ class Trainee:
             scheduler_every=self._scheduler_every,
             precision=self._precision,
         )
-        # Only now: to make a schedule sets the learning rates back to its beginning.
+        # Last, because making a schedule resets the learning rates.
         twin.carried.load_state_dict(copy.deepcopy(self.carried.state_dict()))
         if twin.scheduler is not None and self.scheduler is not None:
             twin.scheduler.load_state_dict(copy.deepcopy(self.scheduler.state_dict()))

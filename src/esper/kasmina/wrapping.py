@@ -1,8 +1,8 @@
-"""The model inside a garden, handled alone: what would leave the seeds behind is refused.
+"""Guards around the model inside a garden: refuse to save or wrap it without its seeds.
 
-Seeds live in the garden and not in the model, so a `state_dict` of the model, or of a part of it
-behind which something grows, is not the network: it would load without a complaint and compute
-something else. The same holds for wrappers given the model instead of its garden.
+Seeds live in the garden, not in the model. So a `state_dict` of the model alone is not the network:
+it would load without an error and compute something else. The same holds for wrappers that are
+given the model instead of its garden.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from esper.kasmina.optimizer import CarriedOptimizer
 
 
-class Whole:
-    """Whether the garden itself is being saved or copied, with everything in it."""
+class WholeSave:
+    """Flag: the whole garden is being saved, so guards let its modules through."""
 
     def __init__(self) -> None:
-        """Begin outside."""
+        """Start with the guards on."""
         self.is_entered = False
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Within the block the model's guards let everything through."""
+        """Switch the guards off within the block."""
         before, self.is_entered = self.is_entered, True
         try:
             yield
@@ -45,17 +45,17 @@ class Whole:
 
 
 class Guard:
-    """A `state_dict` pre-hook of one module of the model, with the slots at or below it."""
+    """A `state_dict` pre-hook of one module of the model: refuses to save it without its seeds."""
 
-    def __init__(self, whole: Whole, slots: list[Slot]) -> None:
-        """Refuse while one of these slots holds a seed, unless the whole garden is at work."""
-        self._whole = whole
+    def __init__(self, whole: WholeSave, slots: list[Slot]) -> None:
+        """Guard the slots at or below the module."""
+        self._whole_save = whole
         self._slots = slots
 
     def __call__(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        """Refuse what would be loaded as another network."""
+        """Refuse a state_dict that lacks the seeds, unless the whole garden is saved."""
         grown = [slot.name for slot in self._slots if slot.seed is not None]
-        if grown and not self._whole.is_entered:
+        if grown and not self._whole_save.is_entered:
             raise SlotError(
                 f"the weights of the {type(module).__name__} inside a garden are not the grown "
                 f"network: seeds at {', '.join(grown)} would be left behind; save the garden "
@@ -63,14 +63,14 @@ class Guard:
             )
 
 
-_SHOWN = "extra_repr"
+_PRINTED = "extra_repr"
 
 
-class Shown:
-    """What a printed submodule shows: the same as ever, and the seed that grew behind it."""
+class PrintedSeed:
+    """An `extra_repr` that adds the seed behind a submodule to its printed line."""
 
     def __init__(self, module: nn.Module, slot: Slot) -> None:
-        """Tell of the seed in a slot behind this module."""
+        """Print the seed of this slot with this module."""
         self._module = module
         self._slot = slot
 
@@ -80,14 +80,14 @@ class Shown:
         return ", ".join(filter(None, (own, self._slot.describe_seed())))
 
 
-def connect(model: nn.Module, slots: dict[str, Slot], whole: Whole) -> None:
-    """Hang slots, by path, behind their submodules, and guards on all that hold them."""
+def connect(model: nn.Module, slots: dict[str, Slot], whole: WholeSave) -> None:
+    """Register slots, by path, as forward hooks, and guards on every module around them."""
     for path, slot in slots.items():
         part = model.get_submodule(path)
         part.register_forward_hook(slot.attend, with_kwargs=True)
         # An owner's own line on this very object stays.
-        if _SHOWN not in part.__dict__:
-            part.__dict__[_SHOWN] = Shown(part, slot)
+        if _PRINTED not in part.__dict__:
+            part.__dict__[_PRINTED] = PrintedSeed(part, slot)
         pass_whole_batches(map(model.get_submodule, _upwards(path.rpartition(".")[0])))
     for name in dict.fromkeys(part for path in slots for part in _upwards(path)):
         below = [
@@ -98,10 +98,10 @@ def connect(model: nn.Module, slots: dict[str, Slot], whole: Whole) -> None:
 
 
 def disconnect(model: nn.Module) -> None:
-    """Take every slot and every guard off a model."""
+    """Remove every slot and every guard from a model."""
     for module in model.modules():
-        if isinstance(module.__dict__.get(_SHOWN), Shown):
-            del module.__dict__[_SHOWN]
+        if isinstance(module.__dict__.get(_PRINTED), PrintedSeed):
+            del module.__dict__[_PRINTED]
         for hooks, kind in _hooks_of(module):
             for key in [key for key, hook in hooks.items() if isinstance(_owner(hook), kind)]:
                 del hooks[key]
@@ -109,7 +109,7 @@ def disconnect(model: nn.Module) -> None:
 
 
 def machinery_of(model: nn.Module) -> list[Slot | Guard]:
-    """Return the slots and guards that hang on a model or on parts of it."""
+    """Return the slots and guards registered on a model or its parts."""
     return [
         _owner(hook)
         for module in model.modules()
@@ -120,12 +120,12 @@ def machinery_of(model: nn.Module) -> list[Slot | Guard]:
 
 
 def slots_behind(model: nn.Module) -> list[Slot]:
-    """Return the slots of gardens that hang behind submodules of this model."""
+    """Return the slots of gardens behind submodules of this model."""
     return [one for one in machinery_of(model) if isinstance(one, Slot)]
 
 
 def _hooks_of(module: nn.Module) -> tuple[tuple[dict[int, Any], type], ...]:
-    """Return where slots and guards hang on one module."""
+    """Return the hooks of one module, each dict with the class to look for."""
     return (module._forward_hooks, Slot), (module._state_dict_pre_hooks, Guard)
 
 
@@ -134,23 +134,23 @@ def _owner(hook: Any) -> Any:
 
 
 def _upwards(path: str) -> Iterator[str]:
-    """Yield a dotted name and those of everything that holds it, the model itself last."""
+    """Yield a dotted name and the names of its parents, the model itself last."""
     while path:
         yield path
         path = path.rpartition(".")[0]
     yield ""
 
 
-# ---- What PyTorch wraps around a garden: data parallelism, and averages of its weights
+# ---- Wrappers of PyTorch around a garden: data parallelism, averages of weights
 
 
 _FSDP = "torch.distributed.fsdp"
 _SHARDED = {"FSDPModule": "FSDP2 (fully_shard)", "FullyShardedDataParallel": "FSDP"}
-"""Classes that spread parameters over processes, by the name that people know them by."""
+"""Classes that shard parameters over processes, with their common names."""
 
 
 def refuse_unsuitable(model: nn.Module) -> None:
-    """Refuse a model that nothing can be put into, or in which another garden grows."""
+    """Refuse a sharded or scripted model, and one that grows in another garden."""
     for name, module in model.named_modules():
         told = f"{name!r} of the model" if name else "the model"
         # By name: to import these classes takes longer than to build most models.
@@ -175,7 +175,7 @@ def refuse_unsuitable(model: nn.Module) -> None:
 
 
 def watch(kind: type[Garden]) -> None:
-    """From now on take notice whenever a garden is wrapped."""
+    """Call `_wrap` whenever a garden is put into a DDP wrapper or an average of weights."""
 
     def notice(parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if isinstance(parent, DistributedDataParallel | AveragedModel) and child is not None:
@@ -185,7 +185,7 @@ def watch(kind: type[Garden]) -> None:
 
 
 def _wrap(parent: nn.Module, child: nn.Module, gardens: list[Garden]) -> None:
-    """Bind a wrapper that is being made to the gardens in it, or refuse it."""
+    """Bind a new wrapper to the gardens in it, or refuse it."""
     inside = {id(slot) for garden in gardens for slot in garden.seedbed}
     if any(id(slot) not in inside for slot in slots_behind(child)):
         raise SlotError(

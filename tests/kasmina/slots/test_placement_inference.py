@@ -199,7 +199,7 @@ def test_a_batch_that_is_regrouped_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x.flatten(0, 1)).unflatten(0, x.shape[:2]).mean(1)
 
-    with pytest.raises(SlotError, match="no axis has one entry for each sample"):
+    with pytest.raises(SlotError, match="no axis has one entry per sample"):
         Garden(Windows(), ["layer"], torch.randn(2, 5, 3))
 
 

@@ -168,7 +168,7 @@ def test_what_no_gradient_comes_back_to_is_not_suggested() -> None:
     assert list(found) == ["neck"]
     found = esper.suggest_slots(Around(), TOKENS)
     assert list(found) == ["inner.neck"]
-    assert "no gradient comes back to 'encoder.0'" in found.refused["encoder.0"]
+    assert "no gradient reaches 'encoder.0'" in found.refused["encoder.0"]
 
 
 def test_a_block_whose_parts_stand_in_a_row_is_one_block() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.engine import Moments
-from esper.kasmina.seedbed import Seedbed, Surroundings
+from esper.kasmina.seedbed import HostContext, Seedbed
 from esper.kasmina.slot import Slot
 from esper.kasmina.slots.placement import Placement
 from esper.kasmina.state import SlotState, empty_state
@@ -79,7 +79,7 @@ def plain_slots(state: SlotState, spec: SlotSpec = SPEC) -> list[Slot]:
             spec.name, spec.path, USUAL_AXES[spec.topology], spec.shape, spec.symmetry
         )
         stack = Seedbed([entry], "straight_through", KEYS[row]).double()
-        host = Surroundings(nn.Linear(1, 1).double(), {spec.name: ""})
+        host = HostContext(nn.Linear(1, 1).double(), {spec.name: ""})
         stack.sync(state.select([row]), host)
         slots.append(stack[0])
     return slots

@@ -169,10 +169,10 @@ def check_that_the_young_seed_is_pruned(population: Population, signals: Signals
     assert signals.stage.tolist() == [kept, gone, kept, kept]
     assert signals.slot_params[VICTIM, YOUNG] == 0
     assert read_row(population, VICTIM).seeds.keys() == {FOSSIL, LIVE}
-    assert population.groups[0].mad.sum() == 1
+    assert population.groups[0].non_finite_seeds.sum() == 1
     for _ in range(3):
         signals = do(population)
-        assert not bool(population.groups[0].mad.any())
+        assert not bool(population.groups[0].non_finite_seeds.any())
     assert bool(torch.isfinite(signals.val_loss).all())
     assert bool(do(population, {"op": 0}, germinate("norm", YOUNG)).last_success[VICTIM])
 

@@ -28,8 +28,8 @@ __all__ = [
     "selectable",
 ]
 
-# Ids are positions in a fixed table: a built-in that is missing would shift none, but one that is
-# not in the table would silently get a number of its own. `kin` has the number after them.
+# Ids are positions in a fixed table: a built-in that is missing there would silently get a new id.
+# `kin` has the id after them.
 _registered = set(BLUEPRINTS._items) - {kin.KIN}
 assert _registered == set(BUILTIN_BLUEPRINTS), (
     f"built-in blueprints and their ids disagree: {sorted(_registered ^ set(BUILTIN_BLUEPRINTS))}"

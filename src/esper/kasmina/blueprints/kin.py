@@ -1,10 +1,9 @@
 """`kin`: a seed that is a copy of the block in front of its slot, with its optimizer state.
 
-So a network becomes deeper while it trains: behind the block, its copy goes on from the same
-weights, buffers and moments. The copy takes the block's output and whatever else the block was
-given, and at full amplitude its output replaces the block's. That needs a block whose output has
-the shape of its input and which has a residual path; `find_kin` says of every slot whether its
-block is such a one, and why not.
+So a network becomes deeper while it trains: the copy starts with the block's weights, buffers and
+moments. It is called with the block's output and the block's other arguments, and at full amplitude
+its output replaces the block's. The block must keep the shape of its input and have a residual
+path; `find_kin` checks that for every slot.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ BLUEPRINTS.register(
 
 @dataclass(frozen=True, slots=True)
 class Kin:
-    """What is known of copying the block in front of a slot."""
+    """Whether and how the block in front of a slot can be copied."""
 
     problem: str = "this garden was saved before Esper could copy blocks"
     """Why a copy cannot grow there; empty where it can."""
@@ -57,15 +56,15 @@ class Kin:
     flops: int = 0
     """Operations of one sample's forward pass through the block."""
     positional: int = 1
-    """How many arguments the block is given by position."""
+    """Number of the block's positional arguments."""
     names: tuple[str, ...] = ()
-    """The arguments that it is given by name."""
+    """Names of its keyword arguments."""
     empty: tuple[int | str, ...] = ()
-    """Those arguments, by position or name, that were None in the example."""
+    """Arguments, by position or name, that were None in the example."""
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> Kin:
-        """Rebuild it from plain data; what is missing takes its default."""
+        """Rebuild it from plain data; missing fields take their defaults."""
         several = {name: tuple(data.get(name, ())) for name in ("names", "empty")}
         return cls(**{**data, **several})
 
@@ -75,12 +74,12 @@ def copy_block(block: nn.Module) -> nn.Module:
 
     Parameters that are one in the block are one in the copy.
     """
-    # What belongs to a garden is not copied along with the hooks that lead to it.
+    # Slots and guards are reachable through hooks, and must not be copied.
     memo: dict[int, Any] = {id(one): one for one in machinery_of(block)}
     for module in block.modules():
         for value in tensors_in(list(vars(module).values())):
             if not value.is_leaf:
-                # Something kept from the last pass, which PyTorch does not copy.
+                # A tensor kept from the last pass: PyTorch refuses to deepcopy it.
                 memo[id(value)] = value.detach().clone()
     copied = copy.deepcopy(block, memo)
     disconnect(copied)
@@ -131,7 +130,7 @@ def _find_problem(block: nn.Module, call: Call) -> str:
     if change := shape_problem(hidden, output):
         return change
     if len(list(tensors_in(call.output))) > 1:
-        return "it puts out several tensors, of which a copy would be given one"
+        return "it returns several tensors, of which a copy would get one"
     for _, value in call.inputs[1:]:
         if not is_shareable(value):
             return (
@@ -141,7 +140,7 @@ def _find_problem(block: nn.Module, call: Call) -> str:
     try:
         return _try_copy(block, call, output)
     except Exception as error:
-        # Whatever a block of a user's raises.
+        # Any error of a user's block.
         return f"a copy of it cannot run: {reason_of(error)}"
 
 
@@ -169,7 +168,7 @@ def _owners(model: nn.Module) -> dict[int, list[str]]:
 
 
 def _tied_to(path: str, block: nn.Module, owners: Mapping[int, list[str]]) -> str:
-    """Return with what a block shares a parameter; empty where with nothing."""
+    """Return which parameter a block shares with another module; empty if none."""
     for parameter in block.parameters():
         names = owners[id(parameter)]
         outside = [name for name in names if not name.startswith(f"{path}.")]

@@ -32,7 +32,7 @@ from esper.leyline.slots import (
 )
 from esper.utils.randomness import seeded
 
-# ---- The group count shared by hosts and seeds, so that both treat channel statistics alike
+# ---- Group counts of GroupNorm, the same in hosts and seeds
 
 
 SMALLEST_GROUPED_WIDTH = 32
@@ -74,7 +74,7 @@ class Blueprint:
     note: str
     """One sentence for `esper blueprints`."""
     kind: BlueprintKind = "other"
-    """Roughly what it does, for controllers that never met it."""
+    """Roughly what it does, for controllers that do not know it."""
 
     @property
     def is_copy(self) -> bool:
@@ -93,8 +93,8 @@ class Blueprint:
     def build(self, channels: int, topology: Topology, *, is_causal: bool = True) -> nn.Module:
         """Return a fresh module for a slot of this width, drawing from the global generator.
 
-        A part of it with the attribute `is_causal` is told whether its host is causal, that is,
-        whether positions of a sequence may see no later ones.
+        Submodules with an attribute `is_causal` get it set: True where positions of a sequence must
+        not see later ones.
         """
         if topology not in self.topologies:
             raise UsageError(
@@ -131,8 +131,8 @@ def register_blueprint(
         topologies: where it can be germinated.
         identity_at_start: where a fresh seed returns its input unchanged; everywhere by default.
         note: one sentence for `esper blueprints`; the class docstring's first line by default.
-        kind: roughly what it does. A controller that never met the blueprint goes by this and by
-            what it costs.
+        kind: roughly what it does. A controller that does not know the blueprint uses this and its
+            costs.
     """
 
     def decorate(module: B) -> B:
@@ -176,9 +176,9 @@ def blueprint_by_id(index: int) -> Blueprint:
 
 
 def drawn_names() -> tuple[str, ...]:
-    """Return the names up to the last blueprint whose seeds are drawn: what populations know.
+    """Return the names up to the last blueprint that is no copy: those that populations use.
 
-    A population grows no copies. One between the others keeps its place, and fits no slot there.
+    A copy between them keeps its id, and fits no slot of a population.
     """
     names = blueprint_names()
     while BLUEPRINTS.get(names[-1]).is_copy:
@@ -213,7 +213,7 @@ def immediate_table(
     """Return bool [S, B]: which seeds are at full amplitude from the first step.
 
     Args:
-        slots: the topology of each, and whether what stands in front of it is frozen.
+        slots: the topology of each, and whether the submodule in front of it is frozen.
         rule: `LifecycleConfig.immediate`.
         names: the blueprints, at the index that is their id.
     """
@@ -236,11 +236,11 @@ def count_parameters(blueprint: Blueprint, channels: int, topology: Topology) ->
     return sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad)
 
 
-# ---- Which blueprints a slot is offered: those that have every symmetry its host has
+# ---- Which blueprints a slot is offered: those that keep the symmetries of its host
 
 
 _WIDTHS = (8, 64)
-"""Channels of the seed that is tried; the second where a blueprint has none of the first."""
+"""Channels of the tested seed; the second where a blueprint does not take the first."""
 
 _PLACES = 6
 _ROUNDING = 1e-9
@@ -254,7 +254,7 @@ def offered(topology: Topology, symmetry: Symmetry) -> tuple[int, ...]:
 
 
 def withheld(topology: Topology, symmetry: Symmetry) -> tuple[str, ...]:
-    """Return the blueprints that would take a symmetry from the host of such a slot."""
+    """Return the blueprints that would break a symmetry of the host of such a slot."""
     if symmetry == "bidirectional" or topology == "vector":
         return ()
     choices = [blueprint_by_id(choice) for choice in selectable(topology)]
@@ -271,14 +271,14 @@ def _keeps(blueprint: Blueprint, topology: Topology, symmetry: Symmetry) -> bool
 def seed_symmetry(blueprint: Blueprint, topology: Topology, *, is_causal: bool) -> Symmetry:
     """Return the symmetry of a seed in a host that is causal or not.
 
-    A seed that cannot be tried counts as having none.
+    A seed that cannot be tested counts as having none.
     """
     for width in _WIDTHS:
         try:
             with seeded("symmetry"), torch.no_grad():
                 return _measure(blueprint, width, topology, is_causal)
         except Exception:
-            # Foreign code, which may be for other widths only.
+            # Third-party code may take other widths only.
             continue
     return "bidirectional"
 

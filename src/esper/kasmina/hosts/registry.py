@@ -3,7 +3,7 @@
 A host is an `nn.Module` class with two class attributes, `config_class` (a `Config`) and
 `topology`, a constructor `Host(config)`, and on every instance `slot_paths`: slot id to dotted
 submodule name, in action order. Each of those submodules runs exactly once per forward and
-returns a tensor. Nothing else is asked: growth happens around the submodules, not inside the host.
+returns a tensor.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def register_host(name: str) -> Callable[[type[H]], type[H]]:
 
 
 def read_host_options(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain data whose `host_options` the class of its `host` has read."""
+    """Return plain data with `host_options` as the config class of its `host`."""
     values = dict(mapping)
     options, host = values.get("host_options"), values.get("host")
     if isinstance(options, Mapping) and isinstance(host, str):
@@ -128,7 +128,7 @@ def pick_slots(every: Mapping[str, str], offered: tuple[str, ...] | None) -> dic
     return {slot: every[slot] for slot in sorted(offered, key=parse_slot_id)}
 
 
-# ---- Hosts that begin as what another host became: its seeds are part of it from the first epoch
+# ---- Hosts with seeds built in from the start: what another host has grown to
 
 
 @dataclass(frozen=True, kw_only=True)

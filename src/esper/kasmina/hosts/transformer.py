@@ -1,7 +1,7 @@
 """The sequence host: a GPT-2 style decoder (pre-norm, learned positions, tied head).
 
 Its layers are divided into equal segments, with a slot after the last layer of each. Dropout is
-off by default: a module that draws random numbers cannot be compared with itself on equal terms.
+off by default, so that paired comparisons have no noise of their own.
 """
 
 from __future__ import annotations
@@ -153,5 +153,5 @@ class TransformerHost(nn.Module):
 
 
 def _dropout(config: TransformerConfig) -> nn.Module:
-    # Without dropout the host must not even contain a module that could draw random numbers.
+    # Without dropout the host must not contain a module that could draw random numbers.
     return nn.Dropout(config.dropout) if config.dropout > 0 else nn.Identity()

@@ -1,4 +1,4 @@
-"""Finding where slots go: checks submodule names, and what flows there, from one batch."""
+"""Places slots: checks submodule names and finds the axes of activations on one batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from esper.leyline.errors import SlotError, UsageError, instead, warn
 from esper.leyline.records import Plain
 from esper.leyline.slots import AXES, RANKS, Axes, AxesName, Symmetry, Topology, parse_axes
 
-# - Finding out what the axes of an activation are, by trying the model; what stays open is refused
+# ---- Axes of activations, found by trying the model; ambiguous ones are refused
 
 
 _CHANNELS_FIRST = (_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm)
@@ -40,18 +40,18 @@ _BATCH_FIRST: dict[int, tuple[AxesName, ...]] = {
     3: ("BTC", "BCL"),
     4: ("BCHW", "BHWC"),
 }
-"""By rank, what an activation with the samples first can be."""
+"""Possible axes of an activation with the samples first, by rank."""
 
 
 class Inference:
-    """What is found out about the axes at some submodules of a model.
+    """Finds the axes of activations at some submodules of a model.
 
     Args:
         model: the host.
         modules: the submodules behind which slots are to be, by path.
         example: one batch.
-        shapes: what each of them puts out for it.
-        declared: the axes of those whose owner has said so.
+        shapes: shapes of their outputs.
+        declared: axes that the user has declared, by path.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Inference:
         shapes: Mapping[str, tuple[int, ...]],
         declared: Mapping[str, Axes],
     ) -> None:
-        """Try the model; what cannot be told is refused when it is asked for."""
+        """Try the model; ambiguous axes are refused when they are asked for."""
         self._model = model
         self._modules = modules
         self._example = example
@@ -80,7 +80,7 @@ class Inference:
         """The axis of the model's inputs that holds the samples."""
 
     def axes(self, path: str) -> Axes:
-        """Return the axes at a submodule, or refuse what cannot be told."""
+        """Return the axes at a submodule, or refuse ambiguous ones."""
         trial = next(trial for trial in self._trials if trial.axis == self.batch_axis)
         found = trial.at(path)
         if path in self._declared:
@@ -90,9 +90,9 @@ class Inference:
         is_sequence = len(shape) == 3
         if found is not None and not found.following:
             raise SlotError(
-                f"submodule {path!r} puts out {list(shape)}: no axis has one entry for each "
-                "sample; choose a submodule that keeps the samples of a batch apart, such as the "
-                "block around it, and give several samples as the example"
+                f"submodule {path!r} returns {list(shape)}: no axis has one entry per sample; "
+                "choose a submodule that keeps the samples of a batch apart, such as the block "
+                "around it, and give several samples as the example"
             )
         if found is not None and found.is_telling and not found.independent:
             if is_sequence:
@@ -111,8 +111,8 @@ class Inference:
             return AXES["TBC"]
         if self._batch_of(found) != 0:
             raise SlotError(
-                f"submodule {path!r} puts out {list(shape)} with the samples not in front; choose "
-                "one that puts out [B, C] or [B, C, H, W]"
+                f"submodule {path!r} returns {list(shape)} with the samples not in front; choose "
+                "one that returns [B, C] or [B, C, H, W]"
             )
         candidates = _BATCH_FIRST[len(shape)]
         return AXES[candidates[0]] if len(candidates) == 1 else self._find_channels(path)
@@ -129,7 +129,7 @@ class Inference:
         slots = [trial.at(path) for path, shape in self._shapes.items() if len(shape) == 3]
         watched = slots + trial.at_end()
         mixes = any(found is not None and found.mixes for found in watched)
-        # What a model returns may well be without samples, such as a loss.
+        # A model may return something without samples, such as a loss.
         loses = any(found and not found.following for found in (watched if trial.axis else slots))
         fits = all(
             found is None or self._declared[path].batch in found.following
@@ -139,7 +139,7 @@ class Inference:
         return mixes or loses or not fits
 
     def _is_open(self) -> bool:
-        """Return whether every axis of the inputs that was tried could hold the samples."""
+        """Return whether every tried axis of the inputs could hold the samples."""
         return len(self._trials) > 1 and not any(map(self._is_refuted, self._trials))
 
     @staticmethod
@@ -165,7 +165,7 @@ class Inference:
             _warn_of_mixing(path)
 
     def _find_channels(self, path: str) -> Axes:
-        """Return the axes by which one holds the channels: the one that inputs do not stretch."""
+        """Return the axes; that of the channels does not change with the size of the inputs."""
         shape = self._shapes[path]
         if self._positions is None:
             self._positions = shrinking_axes(
@@ -185,7 +185,7 @@ class Inference:
         )
 
     def _ask_layers(self, path: str) -> set[int]:
-        """Return the axes that layers of a known kind take for channels at a submodule."""
+        """Return the channel axes according to layers of known kinds near the submodule."""
         slot, shape = self._modules[path], self._shapes[path]
         inside = set(map(id, slot.modules()))
         votes: dict[bool, set[int]] = {True: set(), False: set()}
@@ -208,10 +208,10 @@ class Inference:
                 votes[True].add(axis)
             mine = [first_tensor(value) for value in seen.outputs[name]]
             alike = any(isinstance(value, Tensor) and value.shape == shape for value in mine)
-            # Of two equal sizes nobody can say which is which.
+            # Two equal sizes cannot be told apart.
             if id(module) in inside and alike and shape[1] != shape[-1]:
                 votes[False].add(axis)
-        # Whoever takes the activation itself knows better than who has worked towards it.
+        # A layer that takes the activation itself knows better than one inside the submodule.
         return votes[True] or votes[False]
 
 
@@ -235,12 +235,12 @@ def _warn_of_mixing(path: str) -> None:
 
 
 Holder = Literal["tensor", "tuple", "list", "other"]
-"""What a submodule puts out: the activation alone, or in a tuple, a list or another kind of one."""
+"""What a submodule returns: the activation alone, or first in a tuple, a list or another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one slot sits and what flows there."""
+    """Place of one slot, and the shape and axes of its activation."""
 
     name: str
     path: str
@@ -249,11 +249,11 @@ class Placement:
     shape: tuple[int, ...]
     """Its shape as a seed sees it: [B, C], [B, T, C] or [B, C, H, W]."""
     symmetry: Symmetry
-    """What the host makes of the order of positions there."""
+    """Whether the host is causal or equivariant in the order of positions there."""
     holder: Holder = "tensor"
-    """What the host's submodule puts it out in."""
+    """How the host's submodule returns the activation."""
     kin: Kin = field(default_factory=Kin)
-    """Whether a copy of the submodule can grow behind it."""
+    """Whether a copy of the submodule can be a seed there."""
 
     @property
     def topology(self) -> Topology:
@@ -263,7 +263,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Placed(Plain):
-    """All slots of a model, and what was learned about it on the way."""
+    """All slots of a model, with its batch axis and its operations."""
 
     slots: tuple[Placement, ...]
     batch_axis: int
@@ -281,7 +281,7 @@ class Placed(Plain):
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> Placed:
         """Rebuild what `to_mapping` returned."""
-        # Gardens that were saved before copies and uncounted operators were noted have none.
+        # Older saved gardens have no entries for copies and uncounted operators.
         slots = (
             Placement(
                 **{**one, "shape": tuple(one["shape"]), "kin": Kin.from_mapping(one.get("kin", {}))}
@@ -339,9 +339,9 @@ def matches(path: str, pattern: str) -> bool:
 def place_slots(
     model: nn.Module, slots: SlotNames, example: Any, axes: DeclaredAxes | None = None
 ) -> Placed:
-    """Run the example and return what each slot's submodule puts out, and what its axes are."""
+    """Run the example and return the slots with shapes, axes and symmetries."""
     if example is None:
-        raise UsageError("give one batch as example_input: it tells what flows at the slots")
+        raise UsageError("give one batch as example_input, to find the shapes at the slots")
     paths = slot_paths(slots, model)
     modules = {path: _find(model, path) for path in paths.values()}
     with counting(model) as count:
@@ -367,14 +367,14 @@ def place_slots(
     uncounted = count.describe_uncounted()
     if uncounted:
         warn(
-            f"the operations of {uncounted} cannot be counted: growth has no limit of operations "
-            f"but one that you set by max_added_flops, {HOW_TO_COUNT}"
+            f"the operations of {uncounted} cannot be counted: only max_added_flops limits the "
+            f"operations of growth, {HOW_TO_COUNT}"
         )
     return Placed(tuple(result), found.batch_axis, flops, uncounted)
 
 
 def with_kin(placed: Placed, model: nn.Module, example: Any) -> Placed:
-    """Return slots of which it is known whether copies of their submodules can grow there."""
+    """Return the slots with what is known of copying their submodules."""
     paths = [slot.path for slot in placed.slots if slot.kin == Kin()]
     if not paths:
         return placed
@@ -384,7 +384,7 @@ def with_kin(placed: Placed, model: nn.Module, example: Any) -> Placed:
 
 
 def place_nothing(model: nn.Module, example: Any) -> Placed:
-    """Return where nothing is to grow: no slots, and what the model itself costs.
+    """Return a placement without slots, with the operations of the model.
 
     The samples are taken to lie along the first axis of its inputs.
     """
@@ -426,8 +426,8 @@ def _declared(
             if isinstance(axes, str) or name == key or matches(name, key) or matches(path, key)
         ]
         if not hit:
-            told = instead(key, paths, "slots:")
-            raise SlotError(f"axes are declared for {key!r}, which is no slot{told}")
+            hint = instead(key, paths, "slots:")
+            raise SlotError(f"axes are declared for {key!r}, which is no slot{hint}")
         for path in hit:
             if len(one.name) != len(shapes[path]):
                 raise SlotError(
@@ -445,12 +445,12 @@ def _find(model: nn.Module, path: str) -> nn.Module:
             raise AttributeError
         return model.get_submodule(path)
     except AttributeError:
-        told = instead(path, known, "it has:")
-        raise SlotError(f"the model has no submodule {path!r}{told}") from None
+        hint = instead(path, known, "it has:")
+        raise SlotError(f"the model has no submodule {path!r}{hint}") from None
 
 
 def output_shape(path: str, outputs: list[Any]) -> tuple[int, ...]:
-    """Return the shape of what a submodule puts out, or refuse what no slot can work on."""
+    """Return the shape of a submodule's output, or refuse one that no slot can use."""
     if not outputs:
         raise SlotError(
             f"submodule {path!r} was not called in a forward pass of the example input; "
@@ -469,7 +469,7 @@ def output_shape(path: str, outputs: list[Any]) -> tuple[int, ...]:
         )
     if output.dim() not in RANKS or not output.is_floating_point():
         raise SlotError(
-            f"submodule {path!r} puts out {output.dtype} of shape {list(output.shape)}; a slot "
+            f"submodule {path!r} returns {output.dtype} of shape {list(output.shape)}; a slot "
             "needs floating-point [B, C], [B, T, C] or [B, C, H, W]"
         )
     return tuple(output.shape)

@@ -1,8 +1,7 @@
-"""Trying a model on small batches, to see what flows where and what depends on what.
+"""Runs a model on small batches to see the shapes of activations and what depends on what.
 
-Every try is an evaluation without gradients on a stream of random numbers of its own, and leaves
-nothing behind. A model of a user's may refuse any batch but the one it was given: a try that fails
-says less, and is no error.
+Every run is in eval mode, with random numbers of its own, and leaves no trace in the model. A
+user's model may refuse any batch but its own: a run that fails tells less, and is no error.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from esper.leyline.errors import UsageError, describe_exception
 from esper.utils.randomness import drawing
 
 SAMPLES = 4
-"""Samples of a try; all but the last are changed to see what the last one depends on."""
+"""Samples of a run; all but the last are changed to see what the last one depends on."""
 
 _FEWER = 3
 
@@ -47,10 +46,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def pass_whole_batches(modules: Iterable[nn.Module]) -> list[nn.TransformerEncoder]:
-    """Have PyTorch's encoders among these hand whole batches from layer to layer, always.
+    """Stop PyTorch's encoders from packing padded batches into nested tensors; return those.
 
-    In evaluation they pack padded batches into nested tensors, on which neither seeds nor hooks
-    can work. Returns those that did.
+    Neither seeds nor hooks can work on nested tensors.
     """
     encoders = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
     packing = [one for one in encoders if getattr(one, "use_nested_tensor", False)]
@@ -61,7 +59,7 @@ def pass_whole_batches(modules: Iterable[nn.Module]) -> list[nn.TransformerEncod
 
 @contextmanager
 def trying(model: nn.Module, example: Any) -> Iterator[None]:
-    """Within the block the model evaluates, whole batches at a time, on random numbers apart."""
+    """Within the block the model is in eval mode, unpacked, with random numbers of its own."""
     device = next((tensor.device for tensor in tensors_in(example)), torch.device("cpu"))
     packing = pass_whole_batches(model.modules())
     try:
@@ -96,7 +94,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def first_tensor(output: Any) -> Any:
-    """Return what a slot works on: the output, or the first of several."""
+    """Return the tensor that a slot works on: the output, or the first of several."""
     return output[0] if isinstance(output, tuple | list) and output else output
 
 
@@ -116,7 +114,7 @@ def shape_problem(hidden: Any, output: Any) -> str:
 
 
 def shapes_of(value: Any) -> str:
-    """Return the shapes in a batch, as its owner would write them."""
+    """Return the shapes in a batch as text."""
     if isinstance(value, Tensor):
         return str(list(value.shape))
     if isinstance(value, Mapping):
@@ -128,35 +126,35 @@ def shapes_of(value: Any) -> str:
 
 @dataclass(slots=True)
 class Seen:
-    """What submodules and the model put out in one pass."""
+    """Outputs of submodules and of the model in one pass."""
 
     outputs: dict[str, list[Any]] = field(default_factory=dict)
     """By submodule, one entry for every call."""
     kinds: dict[str, type] = field(default_factory=dict)
-    """By submodule, in the order of first calls, what it puts its tensors out in."""
+    """By submodule, in the order of first calls, the type of its output."""
     changes: dict[str, str] = field(default_factory=dict)
     """By submodule, why its output cannot be its input: another shape or precision."""
     whole: Any = None
-    """What the model returned; None where it failed on the way."""
+    """Output of the model; None where it failed."""
     error: Exception | None = None
 
     def tensor(self, path: str) -> Tensor | None:
-        """Return the tensor a submodule put out, None where there is not exactly one."""
+        """Return the tensor that a submodule returned; None unless there is exactly one."""
         found = [first_tensor(output) for output in self.outputs.get(path, [])]
         return found[0] if len(found) == 1 and isinstance(found[0], Tensor) else None
 
 
 def look(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> Seen:
-    """Run the model once and return what these submodules put out, as far as it came.
+    """Run the model once and return the outputs of these submodules, up to an error.
 
-    Whoever cannot go on without all of it asks `refuse_failed` next.
+    Call `refuse_failed` next where a failure cannot be tolerated.
     """
     seen = Seen({path: [] for path in modules})
 
     def record(path: str, module: nn.Module, args: Any, output: Any) -> None:
         seen.kinds[path] = type(output)
         seen.changes[path] = shape_problem(args[0], output) if args else ""
-        # A copy: what follows may work in place.
+        # A copy: later modules may work in place.
         seen.outputs[path].append(map_tensors(output, Tensor.clone))
 
     args, kwargs = call_arguments(example)
@@ -169,7 +167,7 @@ def look(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> Se
 
 
 def refuse_failed(seen: Seen, example: Any) -> None:
-    """Raise UsageError where the model could not be run on an example of its owner's."""
+    """Raise UsageError if the model could not be run on the user's example."""
     if seen.error is None:
         return
     raise UsageError(
@@ -198,10 +196,10 @@ def hooked(
 
 
 def teachable_at(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> set[str]:
-    """Return the submodules to whose output a gradient comes back from what the model returns.
+    """Return the submodules whose output gets a gradient from the model's output.
 
-    A recurrent network whose last state alone is used has none at its outputs. Weights of zero on
-    the way do not matter. Where nothing can be told, all are returned.
+    A recurrent network of which only the last state is used gets none at its outputs. Where the
+    run fails, all submodules are returned.
     """
     probes: dict[str, Tensor] = {}
 
@@ -233,7 +231,7 @@ def axis_size(example: Any, axis: int) -> int:
 
 
 def tensors_along(example: Any, axis: int, size: int) -> tuple[bool, ...]:
-    """Return which tensors of an example have this size there; all samples share the others."""
+    """Return which tensors of an example have this size along the axis."""
     return tuple(t.dim() > axis and t.shape[axis] == size for t in tensors_in(example))
 
 
@@ -253,7 +251,7 @@ def resized(example: Any, which: tuple[bool, ...], axis: int, size: int) -> Any:
 
 
 def with_others_changed(example: Any, which: tuple[bool, ...], axis: int) -> Any:
-    """Return an example in which everything but the last entry along an axis is something else."""
+    """Return an example with other values at all but the last entry along an axis."""
     draw = torch.Generator().manual_seed(0)
 
     def change(tensor: Tensor) -> Tensor:
@@ -266,7 +264,7 @@ def noise_like(part: Tensor, whole: Tensor, draw: torch.Generator) -> Tensor:
     """Return noise for a part of a tensor, as large as the tensor's values usually differ."""
     known = whole[whole.isfinite()].double()
     spread = float(known.std()) if known.numel() > 1 else 0.0
-    # What is the same everywhere, such as the output of weights that start at zero, changes too.
+    # A constant tensor, such as the output of weights that start at zero, gets noise too.
     noise = torch.randn(part.shape, generator=draw, dtype=torch.float64) * (spread or 1.0)
     return noise.to(part)
 
@@ -276,7 +274,7 @@ def changed_entries(
 ) -> Tensor:
     """Return a tensor of inputs with other values at some entries along an axis.
 
-    Yes and no stay as they are, and so do masks that hold infinities.
+    Boolean tensors and masks that hold infinities stay as they are.
     """
     if tensor.is_meta or tensor.dtype == torch.bool:
         return tensor
@@ -290,25 +288,25 @@ def changed_entries(
 
 
 def _other_numbers(others: Tensor, everything: Tensor) -> Tensor:
-    """Return whole numbers that differ from these and that the example itself has, or is near."""
+    """Return other whole numbers within the range of the example, or next to it."""
     low, high = everything.min(), everything.max()
     if bool(low == high):
         return torch.where(others == 0, others + 1, torch.zeros_like(others))
-    # Mirrored within the range of what is there: a vocabulary holds it.
+    # Mirrored within the range of the example, so that a vocabulary holds them.
     mirrored = low + high - others
     return torch.where(mirrored == others, low, mirrored)
 
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """What a tensor says about one axis of the model's inputs being that of the samples."""
+    """Evidence in one tensor that an axis of the model's inputs holds the samples."""
 
     following: tuple[int, ...]
     """Its axes that have one entry for each sample."""
     independent: tuple[int, ...]
     """Those of them along which the last sample does not change when all others do."""
     is_telling: bool
-    """Whether anything changed at all: if not, nothing was learned about independence."""
+    """Whether anything changed at all; otherwise nothing is known of independence."""
 
     @property
     def mixes(self) -> bool:
@@ -317,10 +315,10 @@ class Dependence:
 
 
 class Trial:
-    """Takes one axis of the inputs for that of the samples and sees what comes of it.
+    """Tests whether one axis of the inputs holds the samples.
 
     Args:
-        model: what is tried.
+        model: the host.
         modules: submodules to watch, by path.
         example: one batch.
         axis: the axis of the inputs that may hold the samples.
@@ -350,13 +348,13 @@ class Trial:
             self._changed = look(model, modules, with_others_changed(batch, which, axis))
 
     def at(self, path: str) -> Dependence | None:
-        """Return what is known at a submodule, None where nothing is."""
+        """Return the evidence at a submodule, None where there is none."""
         fewer = None if self._fewer is None else self._fewer.tensor(path)
         changed = None if self._changed is None else self._changed.tensor(path)
         return self._compare(self._plain.tensor(path), fewer, changed)
 
     def at_end(self) -> list[Dependence]:
-        """Return what is known of every tensor that the model returns."""
+        """Return the evidence in every tensor that the model returns."""
         parts = [list(tensors_in(self._plain.whole))]
         for seen in (self._fewer, self._changed):
             found = [] if seen is None else list(tensors_in(seen.whole))
@@ -404,8 +402,8 @@ def shrinking_axes(
 ) -> dict[str, set[int]]:
     """Return the axes of each submodule's output that follow the length or size of the inputs.
 
-    Each axis of the inputs but the first is doubled in turn, and halved where the model does not
-    take that. Where it fails on the way, what came before has been seen.
+    Each axis of the inputs but the first is doubled in turn, or halved where the model fails. In a
+    run that fails, the outputs up to the error count.
     """
     found: dict[str, set[int]] = {path: set() for path in modules}
     sizes = {

@@ -1,7 +1,7 @@
-"""A rehearsal: every slot of a model is grown in once, on a copy that is thrown away.
+"""Self-test of slots: grows a seed in every slot once, on a copy that is thrown away.
 
-For each slot a seed is germinated, moved away from its start, blended in, saved and loaded. What
-would go wrong in a run of hours goes wrong here, with the slot's name.
+For each slot a seed is germinated, changed, blended in, saved and loaded. So problems show up here,
+with the slot's name, and not hours into a run.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from esper.leyline.slots import AXES, MEANINGS, AxesName, Symmetry, is_causal, i
 from esper.utils.randomness import drawing
 
 _MIXING = ("attention", "conv_light", "mlp_small", "norm")
-"""Seeds to try first: those that mix what they take for positions or channels tell most."""
+"""Seeds to try first: those that mix positions or channels reveal most."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotCheck:
-    """What a rehearsal found at one slot."""
+    """Result of the self-test at one slot."""
 
     slot: str
     axes: AxesName
     symmetry: Symmetry
-    """What the model makes of the order of positions there."""
+    """Whether the model is causal or equivariant in the order of positions there."""
     blueprint: str
-    """What was grown there; empty where nothing is offered."""
+    """The blueprint that was grown; empty where none is offered."""
     parameters: int
     problem: str | None
-    """What is wrong, in one line; None where all is well."""
+    """The problem in one line; None where there is none."""
     withheld: tuple[str, ...]
     """Blueprints that are not offered there, because they would break the symmetry."""
 
@@ -67,12 +67,11 @@ def check_slots(
     *,
     axes: DeclaredAxes | None = None,
 ) -> tuple[SlotCheck, ...]:
-    """Grow in every slot once, on a copy of the model, and say what was found; nothing is kept.
+    """Grow a seed in every slot once, on a copy of the model, and return what was found.
 
-    Checked are: a seed can be built and blended in; outputs change, keep their shape and are
-    finite; no sample of a batch depends on the others; a causal model stays causal, and one in
-    which the order of positions does not matter stays so; what was grown can be saved and loaded.
-    Each check also names the blueprints that are not offered because they would break that.
+    Checks: a seed can be built and blended in; outputs change, keep their shape and are finite; no
+    sample of a batch depends on the others; a causal or equivariant model stays so; the garden can
+    be saved and loaded. Each result also names the blueprints that would break a symmetry.
 
     Raises:
         SlotError: A slot cannot be placed at all.
@@ -107,7 +106,7 @@ def _check(model: nn.Module, plain: Garden, name: str, example: Any) -> SlotChec
 
 
 def _grow(garden: Garden, name: str, blueprint: str) -> None:
-    """Bring a seed to its full amplitude, away from where it starts."""
+    """Bring a seed to its full amplitude and change its parameters."""
     for result in (
         garden.germinate(name, blueprint, style="linear_add", tempo=1, immediate=False),
         garden.advance(name),
@@ -149,7 +148,7 @@ def _find_problem(
 
 
 def _lost_symmetry(garden: Garden, name: str, example: Any) -> str:
-    """Return what the host made of the order of positions, where it no longer does."""
+    """Return the symmetry that a seed broke; empty where it broke none."""
     view = garden.slots[name]
     place = garden.placed.slots[garden.slot_names.index(name)]
     axes = AXES[view.axes]

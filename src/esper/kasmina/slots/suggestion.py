@@ -1,4 +1,4 @@
-"""Where a model could grow: its blocks, found by running it once, and what no slot covers."""
+"""Suggests slots: finds a model's blocks by running it once, and what no slot covers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from esper.leyline.errors import EsperWarning, SlotError, UsageError
 from esper.leyline.slots import RANKS, AxesName, Symmetry
 
 MOST_SLOTS = 3
-"""As many slots as are suggested by default, and as a learned controller usually serves."""
+"""Most slots that are suggested by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class SuggestedSlot:
     axes: AxesName
     channels: int
     symmetry: Symmetry
-    """What the model makes of the order of positions there."""
+    """Whether the model is causal or equivariant in the order of positions there."""
 
     def __str__(self) -> str:
-        # Vectors have no positions, and images that are no point clouds nothing to tell of them.
+        # Only sequences and point clouds have a symmetry worth printing.
         is_worth_telling = len(self.axes) == 3 or self.symmetry != "bidirectional"
         order = f", {self.symmetry}" if is_worth_telling else ""
         return f"{self.path}: {self.kind}, {self.axes}{order}, {self.channels} channels"
@@ -46,7 +46,7 @@ class SuggestedSlot:
 
 @dataclass(frozen=True, slots=True)
 class SlotSuggestions(Sequence[str]):
-    """Names of submodules, to be given as `slots`; printed, it says what they are."""
+    """Names of submodules, to be given as `slots`; printing it describes them."""
 
     slots: tuple[SuggestedSlot, ...]
     others: tuple[SuggestedSlot, ...]
@@ -122,7 +122,7 @@ def suggest_slots(
             return False
         if not output.is_floating_point():
             return False
-        # What comes out at the end is an answer, not something to work on.
+        # The model's own output is no place for a slot.
         is_last = not _works_on(modules, seen, name)
         return not any(_is_answer(out, output, is_last=is_last) for out in final)
 
@@ -132,9 +132,7 @@ def suggest_slots(
     refused: dict[str, str] = {}
     for path in candidates:
         if path not in teachable:
-            refused[path] = (
-                f"no gradient comes back to {path!r}: what it puts out is not used, or cut off"
-            )
+            refused[path] = f"no gradient reaches {path!r}: its output is not used, or detached"
             continue
         try:
             with warnings.catch_warnings():
@@ -180,17 +178,17 @@ def uncovered_parts(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _why_none(seen: Seen) -> str:
-    """Return why the first submodule at which no slot can be is none; a model may have no other."""
+    """Return why the first submodule cannot have a slot."""
     for path, outputs in seen.outputs.items():
         try:
             output_shape(path, outputs)
         except SlotError as error:
             return str(error)
-    return "none of its submodules puts out something to work on before the end"
+    return "none of its submodules returns an activation before the output"
 
 
 def _is_answer(answer: Tensor, output: Tensor, *, is_last: bool) -> bool:
-    """Return whether an answer is what a submodule puts out, in whatever shape or order.
+    """Return whether an output of the model is that of a submodule, in any shape or order.
 
     Behind the last parameters it may also have passed through a function, such as a sigmoid.
     """
@@ -202,7 +200,7 @@ def _is_answer(answer: Tensor, output: Tensor, *, is_last: bool) -> bool:
 
 
 def _works_on(modules: Mapping[str, nn.Module], seen: Seen, name: str) -> bool:
-    """Return whether a part with parameters was called after this one, outside of it."""
+    """Return whether a module with parameters was called after this one, outside of it."""
     order = list(seen.kinds)
     later = order[order.index(name) + 1 :]
     return any(
@@ -235,17 +233,17 @@ def _blocks(model: nn.Module, is_suited: Any) -> list[str]:
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    """Return whether a module is a row of blocks rather than a block."""
+    """Return whether a module is a list of blocks rather than a block."""
     inner = [child for child in module.children() if any(True for _ in child.children())]
     if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         return bool(inner)
-    # Encoders and the like keep their blocks in a row of their own, or have parts that do. What a
-    # block is made of may stand in a row too, but then each is of another kind.
+    # Encoders keep their blocks in a list, or have parts that do. The parts of one block may stand
+    # in a list too, but then each is of another class.
     return any(_holds_blocks(child) and not _is_made_of_kinds(child) for child in inner)
 
 
 def _is_made_of_kinds(module: nn.Module) -> bool:
-    """Return whether a module is a row of several parts of which no two are of one kind."""
+    """Return whether a module is a list of several parts, each of another class."""
     kinds = [type(child) for child in module.children() if any(True for _ in child.children())]
     is_row = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
     return is_row and 1 < len(kinds) == len(set(kinds))
@@ -254,7 +252,7 @@ def _is_made_of_kinds(module: nn.Module) -> bool:
 _NO_PLACE = (
     nn.Flatten,
     nn.Dropout,
-    # What is left of an image or a sequence behind these has no neighbours to look at.
+    # Behind these an image or a sequence has no neighbours left to look at.
     nn.AdaptiveAvgPool1d,
     nn.AdaptiveAvgPool2d,
     nn.AdaptiveAvgPool3d,
@@ -277,7 +275,7 @@ def _activations(modules: Mapping[str, nn.Module], is_suited: Any) -> dict[str, 
         if any(True for _ in module.children()):
             continue
         if any(True for _ in module.parameters()):
-            # A layer whose output nobody works on before the next one comes.
+            # The slot moves on behind the simple layers that follow.
             found.append(path)
             layers.append(path)
             is_open = True

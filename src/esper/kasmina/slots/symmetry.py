@@ -1,12 +1,12 @@
-"""Finding the symmetry of a model at its slots by trying it: causal, equivariant, both or neither.
+"""Finds whether a model is causal or equivariant at its slots, by running it.
 
-Positions of a slot are followed through the model: an axis of any module's input or output belongs
-to them if it changes its length with the slot's. Noise on the later positions of all of these, put
-in wherever a module is called, must not reach an earlier position of a causal model. Reordering the
-inputs must reorder the slot's activation and the model's answers where the order does not matter.
+The positions of a slot are followed through the model: an axis of a module's input or output
+belongs to them if its length changes with the slot's. In a causal model, noise at later positions
+of all these tensors must not reach an earlier position. In an equivariant one, reordering the
+inputs must reorder the slot's activation and the model's outputs.
 
-Looking at every module, and not at inputs and answers alone, finds what a class token sees in a
-model whose inputs are images, and what attention does behind a projection that starts at zero.
+All modules are looked at, not only inputs and outputs. So a class token in an image model and
+attention behind a projection that starts at zero are noticed.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from esper.kasmina.slots.probe import (
 from esper.leyline.slots import Axes, Symmetry, symmetry_of
 
 Where = tuple[str, int, str]
-"""(module, number of the call, "in" or "out"); the model's answers are ("", number, "end")."""
+"""(module, number of the call, "in" or "out"); the model's outputs are ("", number, "end")."""
 
 Selection = tuple[tuple[int, ...], ...]
 """For every tensor of an example, the axes that hold the positions."""
 
 _MOST_LENGTHS = 6
-"""Input axes of another size than the slot's that are tried for where its positions come from."""
+"""Most input axes of another size than the slot's that are tried as its positions."""
 
 _ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-10}
-"""Largest change, as a share of the largest value, that is rounding in a causal model; 0 in lower
-precisions, in which the same operations on the same numbers give the same bits."""
+"""Largest change, as a share of the largest value, that counts as rounding in a causal model; 0 in
+lower precisions, where equal operations on equal numbers give equal bits."""
 
 _REORDERED = {torch.float32: 1e-4, torch.float64: 1e-9}
 """The same where sums are taken in another order."""
@@ -64,11 +64,11 @@ def find_symmetries(
         model: the host.
         example: one batch of its inputs.
         batch_axis: the axis of the inputs that holds the samples.
-        slots: the axes and the shape of what each of these submodules puts out.
+        slots: axes and shape of the output of each of these submodules.
 
-    Vectors have no positions and images are only asked whether their rows or columns may be
-    reordered (as points and nodes in [B, C, N, 1] may). A sequence about which nothing can be told,
-    of one position for instance, counts as causal: no seed can look ahead there.
+    Vectors have no positions. Images are only tested for reordered rows or columns (such as points
+    in [B, C, N, 1]). A sequence that cannot be tested, of one position for instance, counts as
+    causal.
     """
     probe = _Probe(model, example, batch_axis)
     found: dict[str, Symmetry] = {}
@@ -87,7 +87,7 @@ def find_symmetries(
 
 @dataclass(slots=True)
 class _Pass:
-    """What flowed in one pass, by place; `None` as a mark of a pass that failed at the end."""
+    """Activations of one pass, by place."""
 
     tensors: dict[Where, Tensor] = field(default_factory=dict)
     is_whole: bool = False
@@ -142,8 +142,8 @@ class _Probe:
         sees_earlier = self._reaches(example, plain, streams, selection, length, earlier, later)
         answers = [where for where in plain.tensors if where[2] == "end"]
         by_position = any(where in streams for where in answers)
-        # Where each position stands alone up to an answer about all of them, the answer is what
-        # positions are mixed for.
+        # Where positions do not interact before one output about all of them, that output mixes
+        # them.
         causal = not sees_later and (bool(sees_earlier) or by_position)
         if causal and sees_earlier:
             return "causal"
@@ -165,7 +165,7 @@ class _Probe:
         if slot not in plain.tensors or plain.tensors[slot].is_meta:
             return False
         everywhere = _axes_of_size(example, length, self._batch_axis)
-        # Where inputs have several axes of this size, the first may be all that is meant.
+        # Inputs may have several axes of this size of which only the first holds positions.
         first = tuple(axes[:1] for axes in everywhere)
         order = torch.randperm(length, generator=torch.Generator().manual_seed(1)).roll(1)
         if bool((order == torch.arange(length)).all()):
@@ -177,7 +177,7 @@ class _Probe:
             tried.append(one)
             if any(s != length for s in _selected_sizes(example, one)):
                 continue
-            # Entries that are all alike would look the same in any order.
+            # Equal entries would look the same in any order.
             base = _changed_inputs(example, one, range(length))
             start, other = self._run(base), self._run(_reordered(base, one, order))
             if not (start.is_whole and other.is_whole) or slot not in start.tensors:
@@ -204,14 +204,14 @@ class _Probe:
         return self._plain[samples]
 
     def _run(self, example: Any, change: Change | None = None) -> _Pass:
-        """Run the model once; `change` may replace what flows, after it was looked at."""
+        """Run the model once; `change` may replace activations after they were recorded."""
         seen = _Pass()
         calls: Counter[str] = Counter()
 
         def look(where: Where, tensor: Any) -> Tensor | None:
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                 return None
-            # A copy: what follows may work in place.
+            # A copy: later modules may work in place.
             seen.tensors[where] = tensor.clone()
             return None if change is None else change(where, tensor)
 
@@ -232,7 +232,7 @@ class _Probe:
             with hooks, trying(self._model, example), torch.no_grad():
                 answers = self._model(*args, **kwargs)
         except Exception:
-            # A model of a user's may refuse any batch but its own: the way there has been seen.
+            # A user's model may refuse any batch but its own; activations up to there are known.
             return seen
         for number, tensor in enumerate(tensors_in(answers)):
             seen.tensors["", number, "end"] = tensor.clone()
@@ -269,7 +269,7 @@ class _Probe:
         source: range,
         target: range,
     ) -> bool | None:
-        """Return whether what happens at some positions reaches others; None where it failed."""
+        """Return whether noise at some positions reaches others; None where the run failed."""
         draw = torch.Generator().manual_seed(0)
 
         def disturb(where: Where, tensor: Tensor) -> Tensor | None:
@@ -303,7 +303,7 @@ class _Probe:
 def _streams(
     plain: _Pass, followed: _Pass | None, slot: Where, axis: int, length: int
 ) -> dict[Where, tuple[int, ...]]:
-    """Return the axes that hold the slot's positions wherever something flows."""
+    """Return the axes of all activations that hold the slot's positions."""
     shapes = {} if followed is None else followed.shapes()
     found: dict[Where, tuple[int, ...]] = {}
     for where, tensor in plain.tensors.items():
@@ -315,7 +315,7 @@ def _streams(
         elif followed is not None and followed.is_whole:
             sized = ()
         elif len(shape) < 3 or len(sized) > 1:
-            # Nobody can say whether these are positions or channels.
+            # Positions and channels cannot be told apart.
             sized = ()
         if sized:
             found[where] = sized
@@ -331,7 +331,7 @@ def _axes_of_size(example: Any, length: int, batch_axis: int) -> Selection:
 
 
 def _selections(example: Any, length: int, batch_axis: int) -> list[Selection]:
-    """Return what of the inputs may hold the positions, the simplest first."""
+    """Return the input axes that may hold the positions, the simplest selection first."""
     shapes = [tuple(tensor.shape) for tensor in tensors_in(example)]
     places = [(n, axis, size) for n, shape in enumerate(shapes) for axis, size in enumerate(shape)]
 
@@ -391,7 +391,7 @@ def _permuted(tensor: Tensor, axes: tuple[int, ...], order: Tensor) -> Tensor:
 
 
 def _changed_inputs(example: Any, selection: Selection, source: range) -> Any:
-    """Return an example with other values at some positions; relations of positions stay."""
+    """Return an example with other values at some positions; tensors [.., T, T] stay."""
     draw = torch.Generator().manual_seed(0)
 
     def change(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -422,11 +422,11 @@ def _is_reordered(
     slot: Where,
     order: Tensor,
 ) -> bool:
-    """Return whether a slot's activation is reordered, and so are answers by position."""
+    """Return whether a slot's activation is reordered, and so are outputs by position."""
     before = start.tensors[slot]
     share = _REORDERED.get(before.dtype, _REORDERED_COARSE)
     if not _differs(_permuted(before, streams[slot], order), before, share):
-        # All positions are alike, so that nothing can be told.
+        # All positions are alike: nothing can be told.
         return False
     watched = [slot, *(where for where in start.tensors if where[2] == "end")]
     for where in watched:
