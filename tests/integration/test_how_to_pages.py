@@ -193,7 +193,6 @@ def one_process() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.filterwarnings("ignore:.*unlike those that tamiyo has learned on")
 @pytest.mark.usefixtures("one_process")
 def test_wrapping_and_baking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

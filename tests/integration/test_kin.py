@@ -208,7 +208,6 @@ class Chooses:
         pass
 
 
-@pytest.mark.filterwarnings("ignore:.*unlike those that tamiyo has learned on")
 @pytest.mark.parametrize("case", CASES)
 def test_the_shipped_controller_plays_and_never_chooses_it(case: str) -> None:
     model, slots = CASES[case]["model"](), CASES[case]["slots"]

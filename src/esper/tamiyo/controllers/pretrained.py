@@ -30,7 +30,6 @@ from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, EsperError, UsageError, reason_of, warn
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.leyline.slots import TOPOLOGIES
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import (
     UNUSABLE,
@@ -135,7 +134,7 @@ FACTS = {
     "param_limit_left": "its limit on parameters",
     "flop_limit_left": "its limit on operations",
 }
-"""What tells a stranger beside its slots: its size and its limits. Curves do not."""
+"""What tells a stranger: its size and its limits. Curves do not, and in short runs it hurries."""
 
 FARTHEST = 4.0
 """Standard deviations from its training beyond which a fact is unlike all that a policy saw.
@@ -220,17 +219,12 @@ class TamiyoController(LearnedController):
             return [""] * signals.rows  # the documents' layout is for one host
         away = ((self._last.raw - normalizer.mean) * normalizer.scale)[:, places]
         found, words = [], list(FACTS.values())
-        frozen = (signals.host_params == 0).tolist()
-        topologies = signals.slot_topology.tolist()
-        for row, is_frozen in enumerate(frozen):
+        for row, is_frozen in enumerate((signals.host_params == 0).tolist()):
             # A smaller network, or less room to grow, is nothing new: it takes what fits.
             index = int(away[row].argmax())
             distance = float(away[row, index])
-            slots = [TOPOLOGIES[each] for each in topologies[row] if each >= 0]
             if is_frozen:
                 found.append("0 parameters of its host train")
-            elif set(slots) == {"sequence"}:
-                found.append(f"all of its slots, {len(slots)}, hold sequences and none images")
             elif distance > FARTHEST:
                 found.append(f"{words[index]} is {distance:.1f} standard deviations above")
             else:
