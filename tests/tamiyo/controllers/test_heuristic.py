@@ -487,3 +487,21 @@ def test_plain_data_comes_back() -> None:
     observe(memory, 50.0, SeedStage.BLENDING)
     assert RowMemory.from_plain(memory.to_plain()) == memory
     assert RowMemory.from_plain(RowMemory().to_plain()) == RowMemory()
+
+
+def test_every_reason_has_a_figure() -> None:
+    controller = heuristic()
+    scene = seen(controller, SeedStage.BLENDING)
+    scene.slots[0].alpha, scene.slots[0].target, scene.slots[0].in_stage = 0.4, 1.0, 2
+    assert scene.op(controller) == WAIT
+    assert controller.reasons() == [
+        "a seed was developing (blending for 2 epochs, at 40% of full amplitude)"
+    ]
+    scene.epoch, scene.score, scene.slots[0].in_stage = 20, 40.0, 5
+    assert scene.op(controller) == PRUNE
+    assert controller.reasons() == ["it did harm (-10.00 points in 5 epochs)"]
+    assert Scene(epoch=21).op(controller) == WAIT
+    assert controller.reasons() == ["a seed had just been pruned (epoch 20)"]
+    cooling = Scene(epoch=30, slots=[Slot(), Slot(stage=COOLDOWN_STAGES[0])])
+    assert cooling.op(controller) == WAIT
+    assert controller.reasons() == ["a seed had just been pruned (1 of 2 slots cooling down)"]

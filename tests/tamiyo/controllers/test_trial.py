@@ -99,7 +99,7 @@ class TestJudging:
         controller = rule(measurement_epochs=4)
         assert held(counterfactual_age=3).op(controller) == WAIT
         assert held(counterfactual_age=9, in_stage=4).op(controller) == PRUNE
-        assert "nothing was measured" in controller.reasons()[0]
+        assert "not measured in 4 epochs" in controller.reasons()[0]
 
     def test_what_was_pruned_is_not_tried_there_again(self) -> None:
         controller = rule()

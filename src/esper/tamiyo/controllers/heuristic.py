@@ -39,6 +39,8 @@ from esper.tamiyo.controllers.registry import (
     Choice,
     RowView,
     check_rows,
+    describe_resting,
+    describe_waiting,
     pack_choices,
     read_rows,
     read_settings,
@@ -226,16 +228,18 @@ class HeuristicController:
         if slot is None:
             return self._germinate(row, memory)
         if row.alpha_mode[slot] == AlphaMode.DOWN:
-            return WAIT, Why.DEVELOPING  # it is being pruned already
+            return WAIT, describe_waiting(row, slot)  # it is being pruned already
         stage = row.stage[slot]
         if stage == SeedStage.GERMINATED:
             return _at(LifecycleOp.ADVANCE, slot, row)
         if stage == SeedStage.HOLDING:
             return self._judge(row, slot, memory)
         if self._does_harm(row, slot, memory):
-            return self._prune(row, slot, memory, Why.HARM)
+            lost = self._points(row.score - memory.seeds[slot].stage_score, slot, memory)
+            why = f"{Why.HARM} ({lost:+.2f} points in {row.epochs_in_stage[slot]} epochs)"
+            return self._prune(row, slot, memory, why)
         if stage == SeedStage.BLENDING and not row.is_fully_blended(slot):
-            return WAIT, Why.DEVELOPING
+            return WAIT, describe_waiting(row, slot)
         # Whether a training seed is ready is the gate's business: it is asked every epoch.
         return _at(LifecycleOp.ADVANCE, slot, row)
 
@@ -251,11 +255,11 @@ class HeuristicController:
             config.rest_epochs
         )
         obstacles = (
-            (not rested, Why.RESTING),
+            (not rested, f"{Why.RESTING} (epoch {memory.last_prune})"),
             (not row.stabilized, Why.NOT_SETTLED),
             (row.epoch < within(config.min_epoch), Why.EARLY),
-            (any(stage in COOLDOWN_STAGES for stage in row.stage), Why.RESTING),
-            (not any(legal), Why.FULL),
+            (any(stage in COOLDOWN_STAGES for stage in row.stage), describe_resting(row)),
+            (not any(legal), f"{Why.FULL} (0 of {len(legal)})"),
             (row.plateau_epochs < within(config.plateau_epochs), Why.NO_PLATEAU),
             # A seed that cannot be blended in any more would end as it began.
             (row.horizon - row.epoch <= self._inert_epochs, Why.TOO_LATE),
@@ -314,9 +318,10 @@ class HeuristicController:
         current = measured and row.counterfactual_age[slot] <= row.epochs_in_stage[slot]
         patience = shortened(config.measurement_epochs, row.horizon)
         if not current and row.epochs_in_stage[slot] < patience:
-            return WAIT, Why.DEVELOPING
+            return WAIT, describe_waiting(row, slot)
         if measured and contribution > config.ransom_contribution and improvement < 0:
-            return self._prune(row, slot, memory, Why.RANSOM)
+            why = f"{Why.RANSOM} ({contribution:+.2f} points, the score {improvement:+.2f})"
+            return self._prune(row, slot, memory, why)
         value = contribution if measured else improvement
         if value > config.fossilize_above:
             return _at(LifecycleOp.FOSSILIZE, slot, row)
@@ -327,7 +332,7 @@ class HeuristicController:
         """Remove the seed at once and hold it against its blueprint; wait where that is illegal."""
         choice, _ = _at(LifecycleOp.PRUNE, slot, row)
         if choice is WAIT:
-            return WAIT, Why.DEVELOPING
+            return WAIT, describe_waiting(row, slot)
         memory.last_prune = row.epoch
         blueprint = row.blueprint[slot]
         penalty = memory.penalties.get(blueprint, 0.0) + PRUNE_PENALTY
@@ -346,4 +351,8 @@ class HeuristicController:
 
 def _at(op: LifecycleOp, slot: int, row: RowView) -> Verdict:
     """Return this op on this slot, or WAIT where it is illegal."""
-    return ({"op": op, "slot": slot}, "") if row.legal[op][slot] else (WAIT, Why.DEVELOPING)
+    return (
+        ({"op": op, "slot": slot}, "")
+        if row.legal[op][slot]
+        else (WAIT, describe_waiting(row, slot))
+    )

@@ -18,10 +18,11 @@ from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, PLACEHOLDERS, Lifecy
 from esper.leyline.config import Config
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import ConfigError, UsageError
+from esper.leyline.reasons import Why
 from esper.leyline.registry import Registry
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.leyline.stages import AlphaMode, SeedStage
+from esper.leyline.stages import COOLDOWN_STAGES, AlphaMode, SeedStage
 from esper.utils.settings import parse_settings, read_named, split_settings
 
 
@@ -235,6 +236,24 @@ def check_rows(who: str, known: int, signals: Signals) -> None:
             f"the {who} was reset for {known} rows but is shown {signals.rows}; "
             f"call reset({signals.rows}, device) first"
         )
+
+
+# ---- Why a row waits, with its figures
+
+
+def describe_waiting(row: RowView, slot: int) -> str:
+    """Return that a row waits for the seed in a slot, with its stage and amplitude."""
+    stage, epochs = SeedStage(row.stage[slot]).name.lower(), row.epochs_in_stage[slot]
+    return (
+        f"{Why.DEVELOPING} ({stage} for {epochs} epoch{'s' * (epochs != 1)}, at "
+        f"{row.alpha[slot]:.0%} of full amplitude)"
+    )
+
+
+def describe_resting(row: RowView) -> str:
+    """Return that a row waits until the slots of pruned seeds are free again."""
+    cooling = sum(stage in COOLDOWN_STAGES for stage in row.stage)
+    return f"{Why.RESTING} ({cooling} of {len(row.stage)} slots cooling down)"
 
 
 # ---- Advance and fossilize seeds without judging them

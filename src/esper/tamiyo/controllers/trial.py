@@ -29,6 +29,8 @@ from esper.tamiyo.controllers.registry import (
     RowView,
     advance_seeds,
     check_rows,
+    describe_resting,
+    describe_waiting,
     pack_choices,
     read_rows,
     read_settings,
@@ -133,7 +135,7 @@ class TrialController:
         if row.stage[slot] == SeedStage.HOLDING:
             return self._judge(row, slot, memory, is_frozen=is_frozen)
         choice = next(iter(advance_seeds(row, [slot])), WAIT)
-        return choice, "" if choice is not WAIT else Why.DEVELOPING
+        return choice, "" if choice is not WAIT else describe_waiting(row, slot)
 
     def _germinate(self, row: RowView, memory: _Memory, *, is_frozen: bool) -> Verdict:
         """Put the first blueprint that fits on trial, in the free slot nearest the middle."""
@@ -149,7 +151,7 @@ class TrialController:
                 told = describe_progress(row.loss_history, row.epoch, row.horizon)
                 return WAIT, f"{why} ({told})"
         if any(stage in COOLDOWN_STAGES for stage in row.stage):
-            return WAIT, Why.RESTING
+            return WAIT, describe_resting(row)
         if kept >= config.seeds and not is_frozen:
             return WAIT, f"{Why.FULL} (this rule keeps {kept})"
         for slot in middle_first(len(row.stage)):
@@ -158,7 +160,7 @@ class TrialController:
             for blueprint in self._blueprints:
                 if row.fits[slot][blueprint] and [slot, blueprint] not in memory.pruned:
                     return {"op": LifecycleOp.GERMINATE, "slot": slot, "blueprint": blueprint}, ""
-        return WAIT, Why.FULL
+        return WAIT, f"{Why.FULL} (0 of {len(row.stage)})"
 
     def _judge(self, row: RowView, slot: int, memory: _Memory, *, is_frozen: bool) -> Verdict:
         """Keep a holding seed if it contributes, else prune it."""
@@ -170,20 +172,25 @@ class TrialController:
         is_measured = not math.isnan(value) and is_current
         if not is_measured:
             if row.epochs_in_stage[slot] < shortened(config.measurement_epochs, row.horizon):
-                return WAIT, Why.DEVELOPING
-            return self._prune(row, slot, memory, f"{Why.WORTHLESS} (nothing was measured)")
+                return WAIT, describe_waiting(row, slot)
+            return self._prune(
+                row,
+                slot,
+                memory,
+                f"{Why.WORTHLESS} (not measured in {row.epochs_in_stage[slot]} epochs)",
+            )
         least = 0.0 if is_frozen else config.keep_above
         if value > max(least, config.errors * error):
             choice: Choice = {"op": LifecycleOp.FOSSILIZE, "slot": slot}
             is_legal = row.legal[LifecycleOp.FOSSILIZE][slot]
-            return (choice, "") if is_legal else (WAIT, Why.DEVELOPING)
+            return (choice, "") if is_legal else (WAIT, describe_waiting(row, slot))
         told = f"{format_contribution(value, error)} points"
         return self._prune(row, slot, memory, f"{Why.WORTHLESS} ({told})")
 
     def _prune(self, row: RowView, slot: int, memory: _Memory, why: str) -> Verdict:
         """Remove a seed and do not try it there again; wait where that is illegal."""
         if not row.legal[LifecycleOp.PRUNE][slot]:
-            return WAIT, Why.DEVELOPING
+            return WAIT, describe_waiting(row, slot)
         memory.pruned.append([slot, row.blueprint[slot]])
         return {"op": LifecycleOp.PRUNE, "slot": slot}, why
 
