@@ -211,7 +211,7 @@ def compare_rows(
             at.append((row, *slots))
             lines.append(tuple(start + place for place in places))
     shown_at: list[tuple[int, ...]] = [(row,) for row, plan in enumerate(plans) if len(plan)]
-    device = values.device
+    device = None if values.device.type == "cpu" else values.device
     (main,) = _columns([(starts[row],) for (row,) in shown_at], 1, device)
     whole, ablated = _columns(solo, 2, device)
     difference, means = values[whole] - values[ablated], values.mean(1)
@@ -223,10 +223,11 @@ def compare_rows(
         standard_error(difference),
         f_both - f_first - f_second + f_none,
     )
-    block = to_host(torch.cat(parts))
+    block = torch.cat(parts)
+    copied = to_host(block) if device else lambda: block
 
     def measured() -> Measured:
-        own_loss, score, worth, error, together = block().split([len(part) for part in parts])
+        own_loss, score, worth, error, together = copied().split([len(part) for part in parts])
         rows, slots = members.shape
         above = _spread(together, pair_at, (rows, slots, slots), rest=0.0)
         return Measured(
@@ -241,11 +242,11 @@ def compare_rows(
 
 
 def _columns(
-    lines: Sequence[tuple[int, ...]], width: int, device: torch.device | str = "cpu"
+    lines: Sequence[tuple[int, ...]], width: int, device: torch.device | None = None
 ) -> tuple[Tensor, ...]:
-    """Return the columns of a table with so many, as int64 [lines] on a device."""
+    """Return the columns of a table with so many, as int64 [lines] on the CPU or a GPU."""
     table = torch.tensor(lines, dtype=torch.int64).reshape(len(lines), width)
-    return to_device(table, torch.device(device)).unbind(1)
+    return (table if device is None else to_device(table, device)).unbind(1)
 
 
 def _spread(

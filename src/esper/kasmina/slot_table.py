@@ -42,12 +42,12 @@ from esper.leyline.actions import (
     describe_action,
     head_values,
 )
+from esper.leyline.config import is_debugging
 from esper.leyline.errors import CheckpointError
 from esper.leyline.records import DecisionRecord, SlotRecord, copy_fields
 from esper.leyline.rules import Masks, Refusal, RuleView, build_masks
 from esper.leyline.slots import AxesName, Symmetry
 from esper.leyline.stages import SeedStage
-from esper.utils.process import is_debugging
 
 if TYPE_CHECKING:
     from esper.kasmina.garden import Garden

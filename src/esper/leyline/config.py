@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping
@@ -101,6 +102,16 @@ def check_value(name: str, value: Any, kind: type, **limits: float) -> None:
         limits: `minimum`, `maximum` or `above`, as in `option`.
     """
     _check_range(name, _check(name, value, kind), limits)
+
+
+def is_debugging() -> bool:
+    """Return whether `ESPER_DEBUG=1` is set now."""
+    return os.environ.get("ESPER_DEBUG") == "1"
+
+
+def is_checking_stages() -> bool:
+    """Return whether signals are checked at every step: `ESPER_DEBUG_STAGE=1`, or debugging."""
+    return os.environ.get("ESPER_DEBUG_STAGE") == "1" or is_debugging()
 
 
 def _refuse_unknown(config: type[Config], mapping: Mapping[str, Any]) -> None:

@@ -40,16 +40,6 @@ _LARGEST_BLOCK = 2**28
 _LARGEST_REST = 2**30
 
 
-def is_debugging() -> bool:
-    """Return whether `ESPER_DEBUG=1` is set now."""
-    return os.environ.get("ESPER_DEBUG") == "1"
-
-
-def is_checking_stages() -> bool:
-    """Return whether signals are checked at every step: `ESPER_DEBUG_STAGE=1`, or debugging."""
-    return os.environ.get("ESPER_DEBUG_STAGE") == "1" or is_debugging()
-
-
 def keep_freed_memory() -> bool:
     """Let glibc keep freed memory for the next tensor; return whether it does now.
 

@@ -8,6 +8,7 @@ import torch
 
 from esper.lab.imagined import middle_aged_hosts
 from esper.leyline.actions import LifecycleOp
+from esper.leyline.config import is_debugging
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
@@ -28,7 +29,6 @@ from esper.tamiyo.policy.layout import (
     refuse_unknown_stages,
     unknown_code_error,
 )
-from esper.utils.process import is_debugging
 
 
 @pytest.mark.parametrize(("slots", "size"), [(1, 61), (3, 121), (5, 181), (8, 271)])

@@ -16,8 +16,9 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from esper._version import __version__
+from esper.leyline.config import is_debugging
 from esper.leyline.errors import DataError, EsperError, EsperWarning, UsageError, instead, nearest
-from esper.utils.process import find_module, is_debugging, keep_freed_memory
+from esper.utils.process import find_module, keep_freed_memory
 
 
 class Formatter(argparse.HelpFormatter):

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES
-from esper.leyline.config import Config, option
+from esper.leyline.config import Config, is_debugging, option
 from esper.leyline.controller import PROBABILITY_FLOOR_PER_HEAD
 from esper.leyline.errors import EmptyMaskError, NonFiniteError, UsageError
-from esper.utils.process import is_debugging
 
 FloorKind = Literal["mixture", "clamp", "off"]
 """How a floor is enforced: mixed with the uniform, by raising what is below it, or not at all."""

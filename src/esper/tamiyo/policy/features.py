@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.leyline.actions import NUM_OPS
+from esper.leyline.config import is_checking_stages
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
@@ -44,7 +45,6 @@ from esper.tamiyo.policy.layout import (
     get_feature_size,
     unknown_code_error,
 )
-from esper.utils.process import is_checking_stages
 
 if TYPE_CHECKING:
     from esper.tamiyo.policy.reference import HostReport, SlotReport

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import NUM_OPS, LifecycleOp
+from esper.leyline.config import is_checking_stages
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.rules import is_in
 from esper.leyline.signals import HISTORY, Signals
 from esper.leyline.slots import TOPOLOGIES, SlotConfig
 from esper.leyline.stages import STAGE_INDEX, AlphaAlgorithm, AlphaMode, SeedStage, parse_stage
-from esper.utils.process import is_checking_stages
 
 FeatureKind = Literal["continuous", "size", "flag", "one_hot", "code"]
 """A measurement; a size on a fixed scale; a bit; one bit of a one-hot; an index divided by its

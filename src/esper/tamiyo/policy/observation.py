@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.leyline.config import is_checking_stages
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
@@ -41,7 +42,6 @@ from esper.tamiyo.policy.layout import (
     get_feature_size,
 )
 from esper.tamiyo.policy.travelling import observe_host, observe_pairs, observe_slots
-from esper.utils.process import is_checking_stages
 
 # ---- ObservationNormalizer: running statistics by which observations are standardised
 
