@@ -153,7 +153,7 @@ def test_an_empty_history_gives_a_clear_page() -> None:
 
 def test_a_summary_without_epochs_is_told(history: list[EpochRecord]) -> None:
     reader = read(render([], summary_of(history)))
-    assert "The epochs of this run are not there" in reader.text
+    assert "the epochs are missing" in reader.text
     assert "conv_light" in reader.text
 
 

@@ -39,7 +39,7 @@ def test_the_story_is_told(reader: Reader) -> None:
     for text in (
         "A controller trained on digits",
         "In 30 rounds (1,920 episodes, 115,200 decisions)",
-        "above its waiting twin",
+        "above their twins",
         "Written after round 30 of 30",
         "Validation gain over the twin",
         "Explained variance",

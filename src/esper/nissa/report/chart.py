@@ -1,6 +1,6 @@
-"""A panel as SVG: lines, and bands between percentiles, over rounds or epochs.
+"""Draws a panel as SVG: lines, and bands between percentiles, over rounds or epochs.
 
-The live page draws the same panels with uPlot; here nothing runs, so that a report can be kept.
+The live page draws the same panels with uPlot; a report needs no script.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from esper.utils.process import grouped
 
 MOST_POINTS = 1200
 
-# Beyond this a value is an accident; drawing it would flatten everything else.
+# A larger value is not drawn, because it would flatten everything else.
 _OFF_THE_CHART = 1e15
 
 T = TypeVar("T")
@@ -42,11 +42,11 @@ T = TypeVar("T")
 _AXIS_NAMES = {"step": "epoch"}
 
 Point = tuple[float, float]
-"""Where on the axis, and the value there."""
+"""Position on the axis, and value."""
 
 
 def make_point(at: float, value: float | None) -> Point | None:
-    """Return a point, or None where there is no value that could be drawn."""
+    """Return a point, or None without a value that can be drawn."""
     # The comparison is false for NaN as well.
     if value is None or not abs(value) < _OFF_THE_CHART:
         return None
@@ -54,18 +54,18 @@ def make_point(at: float, value: float | None) -> Point | None:
 
 
 def known_points(points: Sequence[Point | None]) -> list[Point]:
-    """Return the points that are there."""
+    """Return the points that are not None."""
     return [point for point in points if point is not None]
 
 
 def draw_path(
     kind: str, points: Sequence[Point | None], x: Scale, y: Scale, *, most: int = MOST_POINTS
 ) -> str:
-    """Draw a curve of a class; a missing point is a gap."""
+    """Draw a curve with a CSS class; a missing point is a gap."""
     steps: list[str] = []
     for run in _runs(points):
         pairs = [f"{number(x(at))} {number(y(value))}" for at, value in thin(run, most)]
-        # A lone point becomes a dot: a line of no length with round ends.
+        # A single point is drawn as a line of zero length with round ends.
         steps.append(f"M{'L'.join(pairs)}" + ("h0" if len(pairs) == 1 else ""))
     return element("path", class_=kind, d="".join(steps))
 
@@ -79,7 +79,7 @@ def draw_area(
     *,
     most: int = MOST_POINTS,
 ) -> str:
-    """Draw what lies between two curves; where one of them has a gap, the area has one."""
+    """Draw the area between two curves; a gap in either is a gap in the area."""
     both = [
         (under, over) if under is not None and over is not None else None
         for under, over in zip(low, high, strict=True)
@@ -96,7 +96,7 @@ def draw_area(
 
 
 def thin(points: list[Point], most: int = MOST_POINTS) -> list[Point]:
-    """Keep the lowest and the highest of every few points where there are too many to see."""
+    """Keep the lowest and the highest of every few points if there are too many."""
     if len(points) <= most:
         return points
     size = math.ceil(len(points) / (most // 2))
@@ -108,17 +108,17 @@ def thin(points: list[Point], most: int = MOST_POINTS) -> list[Point]:
 
 
 def _runs(points: Sequence[T | None]) -> Iterator[list[T]]:
-    """Yield what lies between the gaps."""
+    """Yield the runs of points between gaps."""
     for _, run in groupby(points, lambda point: point is None):
         if found := [point for point in run if point is not None]:
             yield found
 
 
 COLORS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
-"""Classes of lines and bands, in the order in which they are given out."""
+"""CSS classes of lines and bands, in order of use."""
 
 _FONT = 15.5
-"""The largest text size, in the chart's units: that of a phone."""
+"""The largest text size in the chart's units, for phones."""
 
 _ROW = 18.0
 _WIDTH = 460.0
@@ -150,21 +150,21 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What one chart shows."""
+    """Content of one chart."""
 
     title: str
     lines: Sequence[Line] = ()
     bands: Sequence[Band] = ()
     """Drawn below the lines, in this order."""
     reference: float | None = None
-    """A value with a line of its own: a limit, or nothing gained."""
+    """A value that is marked by a line."""
     unit: str = ""
     axis: str = "round"
-    """What the places on its axis are."""
+    """Name of the x axis."""
     is_share: bool = False
-    """Values are 0 to 1 and shown as percent."""
+    """Whether values are shares, shown in percent."""
     floor: float | None = None
-    """The axis reaches down to this at least."""
+    """The axis reaches at least down to this."""
     ceiling: float | None = None
 
     @property
@@ -210,7 +210,7 @@ def draw_chart(chart: Chart) -> str:
 
 
 def describe_chart(chart: Chart) -> str:
-    """Say in words what a chart shows, for those who do not see it."""
+    """Return a description of a chart, for screen readers."""
     parts = []
     for line in chart.lines:
         points = known_points(line.points)
@@ -231,7 +231,7 @@ def describe_chart(chart: Chart) -> str:
 
 
 def value_text(chart: Chart, value: float) -> str:
-    """Return one value of a chart as a reader expects it: few digits, percent for shares."""
+    """Return one value of a chart as text."""
     return format_share(value) if chart.is_share else format_measure(value)
 
 
@@ -243,9 +243,9 @@ def _range(chart: Chart) -> tuple[float, float]:
     low, high = min(values, default=0.0), max(values, default=1.0)
     pad = (high - low) * 0.06
     if pad <= 1e-9 * max(abs(low), abs(high), 1e-12):
-        # What never changes has no scale of its own; nothing at all gets one that says so.
+        # A constant curve has no scale of its own.
         pad = abs(high) * 0.1 or (0.05 if chart.is_share else 0.5)
-    # An axis that is given an end keeps it: a share does not go below 0.
+    # A given end of the axis is kept: a share does not go below 0.
     low = low if chart.floor == low else low - pad
     return low, high if chart.ceiling == high else high + pad
 
@@ -258,12 +258,12 @@ def _span(chart: Chart) -> tuple[float, float]:
 
 
 def _draw_legend(chart: Chart, top: float) -> tuple[list[str], float]:
-    """Draw the names of what is shown, as many to a row as fit; return where they end."""
+    """Draw the legend; return it and where it ends."""
     named = [(line.name, f"line {line.kind}", line) for line in chart.lines]
     entries: list[tuple[str, str, Line | None]] = [*named]
     entries += [(band.name, band.kind, None) for band in chart.bands if band.name]
     if len(named) == 1 and len(entries) == 1:
-        # The title names the only line; its last value is all there is to add.
+        # The title names the only line, so its last value is enough.
         points = known_points(chart.lines[0].points)
         text = value_text(chart, points[-1][1]) if points else ""
         return [label(text, class_="strong c1", x=2, y=top - 2, dy=".9em")], top + _ROW + 5
@@ -304,7 +304,7 @@ def _draw_axis(chart: Chart, x: Scale, top: float) -> Iterator[str]:
 
 
 def _draw_columns(chart: Chart, x: Scale, top: float, height: float) -> Iterator[str]:
-    """Lay invisible columns over the plot that tell the numbers in their middle."""
+    """Draw invisible columns over the plot, with the values in their middle as tooltips."""
     values: dict[float, list[str]] = {}
     for line in chart.lines:
         for at, value in known_points(line.points):
@@ -332,7 +332,7 @@ def _width(text: str) -> float:
 
 
 def draw_panels(panels: Iterable[Panel], tables: Mapping[str, Points]) -> str:
-    """Return a grid of charts; those without anything to show are left out."""
+    """Return a grid of charts without the empty ones."""
     charts = [chart_of(panel, tables[panel.table]) for panel in panels if panel.table in tables]
     drawn = [draw_chart(chart) for chart in charts if not chart.is_empty]
     body = "".join(f"<div>{picture}</div>\n" for picture in drawn)
@@ -352,7 +352,7 @@ def chart_of(panel: Panel, points: Points) -> Chart:
         lines = list(_each_lines(rows, at(column), member))
     elif panel.by is not None:
         groups = grouped((str(row[at(panel.by)]), row) for row in rows)
-        # The op is chosen first, whatever its place in the action.
+        # The op comes first, because it is chosen first.
         names = sorted(groups, key=lambda name: (name != "op", name))
         for color, name in zip(COLORS, names, strict=False):
             curve = _curve(groups[name], at(panel.lines[0].column))

@@ -1,4 +1,4 @@
-"""The report of a growing run: what grew, what it brought against which baseline, what it cost."""
+"""The report of a growing run: what grew, the gain over the twin, and the cost."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _NAME_LENGTH = 60
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The numbers a headline tells, from the summary or, before the end, from the epochs."""
+    """The main figures of a run, from its summary or, before the end, from its epochs."""
 
     split: str
     score: float
@@ -76,14 +76,14 @@ class Outcome:
 
     @property
     def gain(self) -> float | None:
-        """How far the score is above the twin's, None where no twin ran."""
+        """The score minus the twin's, None without a twin."""
         return None if self.twin is None else self.score - self.twin
 
 
 def read_outcome(history: Sequence[EpochRecord], summary: RunSummary | None) -> Outcome | None:
-    """Return the numbers to tell, None where nothing was measured at all."""
+    """Return the main figures, None if nothing was measured."""
     if summary is not None:
-        # The test split is told where it was used: the controller never saw it.
+        # The test split is preferred: the controller never saw it.
         is_tested = summary.test_score is not None
         return copy_fields(
             Outcome,
@@ -126,10 +126,15 @@ def render_lead(
     kept: str = "",
     blocks: str = "",
 ) -> str:
-    """Return the story of a run in a few sentences.
+    """Return the summary of a run in a few sentences.
 
-    `why` says what did not go well, `kept` which epoch's network is the result, `blocks` how a
-    network was deepened that has no seeds.
+    Args:
+        outcome: Its main figures.
+        controller: Name of the controller.
+        seeds: All seeds.
+        why: Reasons why little or nothing grew.
+        kept: Which epoch's network is the result.
+        blocks: How a network was deepened.
     """
     who = "the controller"
     if controller is not None:
@@ -150,7 +155,7 @@ def render_figures(
     seeds: Sequence[SeedRecord],
     history: Sequence[EpochRecord] = (),
 ) -> str:
-    """Return the few numbers to remember, as tiles."""
+    """Return the main figures as tiles."""
     tiles = _split_tiles(outcome.split, outcome.score, outcome.twin)
     if summary is not None and summary.test_score is not None:
         tiles += _split_tiles("validation", summary.val_score, summary.twin_val_score)
@@ -192,7 +197,8 @@ def _describe_seeds(who: str, epochs: int, seeds: Sequence[SeedRecord]) -> str:
     if pruned:
         fates.append(f"{pruned} {'was' if pruned == 1 else 'were'} pruned")
     if dropped:
-        fates.append(f"{dropped} had no effect in the network that is kept, and left with the run")
+        was = "was" if dropped == 1 else "were"
+        fates.append(f"{dropped} had no effect in the kept network and {was} dropped")
     if growing:
         fates.append(f"{growing} {'was' if growing == 1 else 'were'} still growing at the end")
     germinated = f"germinated {counted(len(seeds), 'seed')} at {counted(slots, 'slot')}"
@@ -229,11 +235,11 @@ def _describe_score(outcome: Outcome) -> str:
 
 
 def _split_tiles(split: str, score: float, twin: float | None) -> list[tuple[str, str, str]]:
-    """Return the gain and the score on one split as tiles; without a twin the score alone."""
+    """Return the gain and the score on one split as tiles."""
     name, sign = ("Loss", -1) if is_loss(score) else ("Score", 1)
     if twin is None:
         return [(f"{name}, {split}", format_number(sign * score), "")]
-    # With the score's own decimals, so that the two can be compared at a glance.
+    # With as many decimals as the score, so that the two are easy to compare.
     gain = format_number(score - twin, decimals=decimals_for(score), signed=True)
     unit = "(negative loss)" if is_loss(score) else "points"
     return [
@@ -251,9 +257,11 @@ def _change(before: int, after: int) -> str:
 def render_seeds(
     seeds: Sequence[SeedRecord], at_end: Mapping[str, tuple[float | None, float | None]]
 ) -> str:
-    """Return the table of all seeds and what became of them.
+    """Return the table of all seeds.
 
-    `at_end` has what the seed in a slot was worth after the last epoch, with its standard error.
+    Args:
+        seeds: The seeds.
+        at_end: By slot, the contribution of its seed after the last epoch and the standard error.
     """
     columns = [
         Column("Slot"),
@@ -283,7 +291,7 @@ def render_seeds(
 
 
 def render_sizes(sizes: Sequence[SizeRecord]) -> str:
-    """Return the best validation score of every size the network had."""
+    """Return the table of the best validation score at each size of the network."""
     is_of_loss = is_loss(sizes[0].val_score)
     best = "Lowest validation loss" if is_of_loss else "Best validation score"
     columns = number_columns("Parameters", "Operations", best, "Epoch")
@@ -320,7 +328,7 @@ def render_decisions(history: Sequence[EpochRecord]) -> str:
 def _without_repeats(
     decisions: Iterable[tuple[int, DecisionRecord]],
 ) -> Iterable[tuple[int, int, DecisionRecord]]:
-    """Yield (first epoch, last epoch, decision); one refused epoch after epoch is told once."""
+    """Yield (first epoch, last epoch, decision); refusals in consecutive epochs are merged."""
     held: tuple[int, int, DecisionRecord] | None = None
     for epoch, decision in decisions:
         if held is not None:
@@ -335,7 +343,7 @@ def _without_repeats(
 
 
 def _same(one: DecisionRecord, other: DecisionRecord) -> bool:
-    # The reasons may count epochs; the last one tells most.
+    # Reasons may count epochs, so they are not compared; the last one is shown.
     return dataclasses.replace(one, reason="") == dataclasses.replace(other, reason="")
 
 
@@ -350,29 +358,28 @@ def _worth_at_end(seed: SeedRecord, at_end: Mapping[str, tuple[float | None, flo
 
 
 _TWIN = (
-    "The twin had the same initial weights and the same data in the same order, and only waited. "
-    "This is one run with one random seed: the difference includes chance."
+    "The twin had the same initial weights and the same data in the same order, and never grew. "
+    "This is one run with one random seed, so the difference includes chance."
 )
 
 _CAPTION = (
-    "An epoch reaches from the number before it to its own, so a decision stands where its effect "
-    "begins. The light band is a slot's stage, the solid part its alpha; names are blueprints, "
-    "and the number at the end of a life is the points lost without the seed, with its standard "
-    "error, or a dash where that was never measured. Rest the pointer on a band, a mark or the "
-    "curve to read more."
+    "One lane per slot. The colour is the stage, the height of the solid band is alpha, marks are "
+    "decisions, names are blueprints. The number at the end of a seed is its contribution in "
+    "points ± standard error, or a dash if it was never measured. An epoch reaches from the "
+    "number before it to its own, so a decision is drawn where its effect begins. Point at a "
+    "band, a mark or the curve for details."
 )
 
 _CONTRIBUTION = (
-    "A contribution is what the network would lose now if the seed were taken out and nothing else "
-    "changed. It is not what the seed has brought: a host that had learned without it would lean "
-    "on it less."
+    "A contribution is the score that the network would lose if the seed were removed now. It is "
+    "not the benefit of growing the seed: a host trained without it would depend on it less."
 )
-_GAIN = "What growing has brought is the difference to the twin."
+_GAIN = "The benefit of growing is the gain over the twin."
 
 _NETWORK = (
-    "The host on the left, from its input at the top to its output, with what each module puts "
-    "out for one sample; modules without parameters are left out. On the right, the slots on "
-    "their outputs: what lives there{when}, or that nothing does."
+    "Left: the modules of the host from input to output, with the shape of their output for one "
+    "sample; modules without parameters are left out. Right: the slots at their outputs and the "
+    "seeds in them{when}."
 )
 
 
@@ -391,15 +398,15 @@ def render_report(
     """Return the report of a run as one self-contained HTML page.
 
     Args:
-        history: The epochs so far, in order; without any, the page says so.
-        summary: How the run ended, None while it has not.
-        config: The complete settings, nested at will.
-        command: The exact command that repeats the run.
-        versions: Name and version of everything the result may depend on.
-        about: What is known of the run beside that.
-        alarms: What monitors found.
-        modules: What the host is made of, for a drawing.
-        at_end: What the seed in a slot was worth at the end, in points, with its standard error.
+        history: The epochs so far, in order.
+        summary: The results of a finished run, else None.
+        config: The complete settings.
+        command: The command that repeats the run.
+        versions: Versions of the software, by name.
+        about: Further facts about the run.
+        alarms: The alarms of the monitors.
+        modules: The modules of the host, for a drawing.
+        at_end: By slot, the contribution of its seed at the end in points, and its standard error.
     """
     about = about or About()
     seeds = _seeds(history, summary)
@@ -430,10 +437,10 @@ def _top(
     outcome = read_outcome(history, summary)
     if outcome is None:
         text = f"No epochs were recorded, {NOTHING_YET}"
-        return paragraph("lead", "What was recorded so far stands below." if about.counts else text)
+        return paragraph("lead", "The recorded tables are listed below." if about.counts else text)
     missing = ""
     if not history:
-        missing = paragraph("note", "The epochs of this run are not there: no picture.")
+        missing = paragraph("note", "There is no picture, because the epochs are missing.")
     elif summary is None:
         missing = paragraph("note", so_far("epoch", history[-1].epoch, about))
     controller = about.controller if summary is None else summary.controller
@@ -469,7 +476,7 @@ def _growth_sections(
     if any(record.decision is not None and record.decision.op != "WAIT" for record in history):
         yield section("Decisions", render_decisions(history))
     elif history:
-        yield section("Decisions", "<p>The controller only waited.</p>\n")
+        yield section("Decisions", "<p>The controller made no decision but WAIT.</p>\n")
 
 
 def _pictures(

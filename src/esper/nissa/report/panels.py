@@ -1,8 +1,7 @@
-"""What is drawn of a run: every chart as plain data, for the report and the live page alike.
+"""The charts of a run as plain data, for the report and the live page.
 
-A panel names the columns it shows; `series_for` turns the panels of one kind of run into the
-tables to read, so that nothing is read that nobody looks at. The report draws a panel as SVG
-(`chart.py`), the live page with uPlot.
+A panel names the columns that it shows, and `series_for` returns the tables and columns to read for
+one kind of run. The report draws a panel as SVG (`chart.py`), the live page with uPlot.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from esper.nissa.reader import StoredRun
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve, with a band around it where two more columns are named."""
+    """One curve, with a band if `low` and `high` are given."""
 
     name: str
     column: str
@@ -29,7 +28,7 @@ class Line:
     high: str | None = None
     is_dashed: bool = False
     is_joined: bool = False
-    """Measured now and then: its points are joined across the gaps."""
+    """Whether points are joined across gaps, for what is measured rarely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +41,9 @@ class Panel:
     table: str
     lines: tuple[Line, ...] = ()
     by: str | None = None
-    """A column of names; the only line is drawn once for each."""
+    """A column of names; the line is drawn once for each."""
     each: tuple[str, str] | None = None
-    """A JSON column, and the member to draw of each of its names ("" where it is the number)."""
+    """A JSON column, and the member of its values to draw ("" if they are numbers)."""
     unit: str = ""
     note: str = ""
     is_share: bool = False
@@ -52,12 +51,12 @@ class Panel:
     floor: float | None = None
     ceiling: float | None = None
     only: Literal["seeds", "blocks"] | None = None
-    """Of a growing run, whether it is about one that grows seeds, or one whose blocks wake."""
+    """Whether the panel is only for growing runs with seeds, or only for those in depth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One table as charts need it: numbers over a whole-numbered axis."""
+    """The columns of one table that charts need, and its axis."""
 
     table: str
     x: str
@@ -65,7 +64,7 @@ class Series:
     by: str | None = None
     json: tuple[str, ...] = ()
     where: str = "1"
-    """Which rows are read at first; of rows that come later the last of its key counts."""
+    """Condition of the rows to read."""
 
 
 COMPUTED: dict[str, str] = {
@@ -76,11 +75,11 @@ COMPUTED: dict[str, str] = {
     "compute": "1.0 * training_flops / NULLIF(static_flops, 0)",
     "memory_gb": "memory_bytes / 1073741824.0",
 }
-"""Columns that no table has, in SQL."""
+"""Computed columns, in SQL."""
 
 
 def _panel(table: str, key: str, group: str, title: str, *lines: Line | str, **more: Any) -> Panel:
-    """Return a panel; the name of a column is a line called as the panel is. Shares begin at 0."""
+    """Return a panel; a column name is a line with the panel's title. Shares begin at 0."""
     curves = tuple(Line(title, line) if isinstance(line, str) else line for line in lines)
     if more.get("is_share"):
         more.setdefault("floor", 0.0)
@@ -104,7 +103,7 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         Line("greedy", "eval_gain", is_joined=True),
         unit="points",
         reference=0.0,
-        note="Final validation score minus that of the same network when it only waits.",
+        note="Final validation score minus that of the twin, which never grows.",
     ),
     _rounds(
         "return",
@@ -165,7 +164,7 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         "entropy_conditional",
         is_share=True,
         ceiling=1.0,
-        note="Share of the greatest there can be, over decisions where the head had a choice.",
+        note="Share of the greatest possible, over decisions where the head had a choice.",
     ),
     _heads("kl_heads", POLICY, "KL of every head", "approx_kl", unit="nats", floor=0.0),
     _updates(
@@ -227,8 +226,8 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         Line("the reward's potential", "potential_share", is_dashed=True),
         reference=0.0,
         ceiling=1.0,
-        note="1 is a critic that foresees everything, 0 one that knows only the mean. What the "
-        "reward's potential explains is measured, not foreseen, and not counted in the critic's.",
+        note="1: the critic predicts all returns; 0: only their mean. The part explained by the "
+        "reward's potential is known, not predicted, and not counted for the critic.",
     ),
     _updates(
         "values",
@@ -323,7 +322,7 @@ GROWING_PANELS: tuple[Panel, ...] = (
 
 
 def panels_for(kind: str) -> tuple[Panel, ...]:
-    """Return the panels of a kind of run; what is neither grown nor trained has none."""
+    """Return the panels of a kind of run; there are none for other kinds."""
     return {"train": TRAINING_PANELS, "grow": GROWING_PANELS}.get(kind, ())
 
 
@@ -368,30 +367,30 @@ def _columns(panels: Sequence[Panel]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-# ---- The points of a run's charts, read from its store: short questions, answers of bounded size
+# ---- Reading the points of charts, with limits of time and size
 
 
 TIMEOUT_S = 5.0
 MOST_POINTS = 1_500
-"""Places on the axis of a chart; more are drawn as the least and the greatest of every few."""
+"""Points of a chart; if there are more, the least and the greatest of every few are drawn."""
 
 
 class Points(TypedDict):
-    """Rows of one table as charts need them; the first column is the axis."""
+    """Rows of one table for charts; the first column is the axis."""
 
     columns: list[str]
     rows: list[list[Any]]
     every: int
-    """Places on the axis that were taken together."""
+    """How many points of the axis were merged into one."""
 
 
 def ask(run: StoredRun, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-    """Answer one question."""
+    """Return the rows of one SELECT as dicts."""
     return run.query(sql, parameters, timeout_s=TIMEOUT_S).to_dicts()
 
 
 def unfolded(text: Any) -> Any:
-    """Return what a JSON column holds, None where it holds none."""
+    """Return the value of a JSON column, None if it is not valid."""
     if not isinstance(text, str):
         return None
     try:
@@ -403,13 +402,13 @@ def unfolded(text: Any) -> Any:
 def read_series(
     run: StoredRun, kind: str, between: tuple[int, int] | None = None
 ) -> dict[str, Points]:
-    """Return the points of every chart, table by table, and how many rows make one point.
+    """Return the points of all charts, by table.
 
     Args:
         run: The run.
-        kind: What kind of run it is.
-        between: The first and the last place on the axis; all of it by default. A part of a long
-            run has as many points as the whole, so they lie closer together.
+        kind: Its kind: grow or train.
+        between: First and last position on the axis; all by default. A part of a long run has as
+            many points as the whole, so that they lie closer together.
     """
     return {series.table: _read_table(run, _part(series, between)) for series in series_for(kind)}
 
@@ -455,9 +454,9 @@ def _rows(run: StoredRun, series: Series, where: str, parameters: Sequence[Any])
 
 
 def _thinned(run: StoredRun, series: Series, size: int, low: int) -> Points:
-    """Return two rows for every few: all the least values at its start, all the greatest after.
+    """Return two rows for every few: the least value of each column, then the greatest.
 
-    What stands out in any column is thus seen in its chart, and a band keeps its whole width.
+    So outliers stay visible, and a band keeps its width.
     """
     names = _names(series)
     fixed = {series.x, series.by, *series.json}

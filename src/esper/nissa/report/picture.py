@@ -1,4 +1,4 @@
-"""The picture of a growing run: how the score moved, and what happened at every slot meanwhile."""
+"""The picture of a growing run: the score over the epochs, and what happened at every slot."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from esper.nissa.report.markup import (
 from esper.nissa.report.page import FONT, MARGIN, ROW, STAGE_CLASSES, WIDTH, draw_svg
 from esper.nissa.report.stacks import describe_lane, draw_compute, draw_stacks, read_stacks
 
-# ---- The drawing of a network: its host as a chain, and beside it what lives in every slot
+# ---- The network: its host as a chain of modules, beside it the seeds in the slots
 
 
 TITLE = "The network and what grew in it"
 MOST_BOXES = 40
-"""Boxes drawn at most; a longer chain keeps those with a slot and those at its ends."""
+"""Boxes drawn at most; a longer chain keeps modules with slots and its ends."""
 
 _LEFT = 350.0
 _GAP = 46.0
@@ -54,7 +54,7 @@ _SEED_CHARACTERS = int((_RIGHT - 3 * _PAD) / (0.61 * FONT))
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One box of the chain; without a module it stands for some that are not drawn."""
+    """One box of the chain; without a module it stands for several that are not drawn."""
 
     module: ModuleRecord | None
     parameters: int
@@ -85,7 +85,7 @@ def draw_architecture(
 
 
 def describe_architecture(modules: Sequence[ModuleRecord], slots: Sequence[SlotRecord]) -> str:
-    """Say in words what the drawing shows."""
+    """Return a description of the drawing, for screen readers."""
     living = {slot.name: slot for slot in slots}
     shown = [module for module in modules if module.parameters or module.slots]
     total = sum(module.parameters for module in modules)
@@ -215,7 +215,7 @@ _MOST_COLUMNS = 400
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """What the panel draws: the scores, the twin's, and the values named on the axis."""
+    """The score curves of a run, and the scale of their axis."""
 
     grown: list[Point | None]
     twin: list[Point | None]
@@ -225,22 +225,22 @@ class Curves:
 
     @property
     def unit(self) -> str:
-        """What the scores are."""
+        """Unit of the scores, in words."""
         scores = [score for _, score in known_points(self.grown)]
         return "the loss, negative" if any(map(is_loss, scores)) else "in points"
 
     @property
     def has_twin(self) -> bool:
-        """Whether any epoch has a score of the twin."""
+        """Whether there is a twin."""
         return any(self.twin)
 
     def left_room(self) -> float:
-        """Return the room the numbers of the axis need."""
+        """Return the width of the numbers on the axis."""
         texts = (LANE_SCALE, *tick_labels(self.ticks))
         return max(text_width(text, FONT) for text in texts) + 10
 
     def right_room(self) -> float:
-        """Return the room the names of the curves need."""
+        """Return the width of the names of the curves."""
         names = max(text_width(line, FONT, is_strong=True) for line in self._ends())
         return max(names + 14, text_width(AXIS_NAME, FONT) + _TICK_HALF)
 
@@ -250,7 +250,7 @@ class Curves:
 
 
 def read_curves(history: Sequence[EpochRecord]) -> Curves:
-    """Return the curves of a run; an epoch without a usable score is a gap."""
+    """Return the curves of a run; an epoch without a finite score is a gap."""
     grown = [make_point(record.epoch, record.val_score) for record in history]
     twin = [make_point(record.epoch, record.twin_score) for record in history]
     scores = [score for _, score in known_points(grown) + known_points(twin)] or [0.0]
@@ -263,7 +263,7 @@ def read_curves(history: Sequence[EpochRecord]) -> Curves:
 
 
 def draw_caption(curves: Curves, top: float) -> str:
-    """Say what the panel shows, in a row above it."""
+    """Draw the caption of the panel."""
     text = f"Validation score, {curves.unit}"
     return label(text, class_="strong", x=MARGIN, y=top, dy=".9em")
 
@@ -294,7 +294,7 @@ def draw_curves(
 
 
 def _names(curves: Curves, frame: Frame, y: Scale, top: float) -> Iterator[str]:
-    """Write each curve's name and last value at its end, apart where the ends are close."""
+    """Draw each curve's name and last value at its end, without overlap."""
     ends = []
     for name, curve in (("grown", curves.grown), ("twin", curves.twin)):
         points = known_points(curve)
@@ -322,7 +322,7 @@ def _names(curves: Curves, frame: Frame, y: Scale, top: float) -> Iterator[str]:
 
 
 def _columns(history: Sequence[EpochRecord], frame: Frame, top: float) -> Iterator[str]:
-    """Lay an invisible column over every epoch that tells its numbers."""
+    """Draw an invisible column over every epoch, with its values as tooltip."""
     if len(history) > _MOST_COLUMNS:
         return
     half = (frame.right - frame.left) / (frame.x.high - frame.x.low) / 2
@@ -344,14 +344,14 @@ _MOST_SEEDS = 40
 def growth_picture(history: Sequence[EpochRecord], *, title: str = DEFAULT_TITLE) -> str:
     """Draw a growing run as one self-contained SVG.
 
-    The upper panel is the learning curve, with the twin's dashed beside it where one ran. Below,
-    each slot has a lane: the colour is the stage, the height of the solid band is alpha, marks
-    are decisions. A network that was deepened has a lane for each stack of blocks instead, and what
-    its training took. The same history gives the same text, byte for byte.
+    The upper panel is the learning curve, with that of the twin dashed. Below, each slot has a
+    lane: the colour is the stage, the height of the solid band is alpha, marks are decisions. A
+    network that was deepened has a lane per stack of blocks instead, and its training FLOPs. The
+    same history gives the same text, byte for byte.
 
     Args:
-        history: The epochs of the run, in order; none at all gives a picture that says so.
-        title: What stands above the picture and names it to screen readers.
+        history: The epochs of the run, in order.
+        title: The title of the picture.
     """
     return draw_picture(history, title=title, is_file=True)
 
@@ -369,7 +369,7 @@ def draw_picture(history: Sequence[EpochRecord], *, title: str, is_file: bool) -
 
 
 def describe(history: Sequence[EpochRecord]) -> str:
-    """Say in words what the picture shows, for those who do not see it."""
+    """Return a description of the picture, for screen readers."""
     if not history:
         return "No epochs were recorded."
     first, last = history[0], history[-1]

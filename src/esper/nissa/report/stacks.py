@@ -1,7 +1,6 @@
-"""The lower panels of a network that is deepened: a lane for every stack, and what training took.
+"""Draws a network that is deepened: one lane per stack, and the training FLOPs.
 
-A lane has a bar for each block, from the step it woke at. Epochs along the width are those of the
-whole picture; blocks wake within them, so a bar may begin between two.
+A lane has one bar per block, from the step at which it woke, which may lie within an epoch.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _GAP = 20.0
 _COMPUTE = 110.0
 _NAME_LENGTH = 40
 _MOST_BARS = 24
-"""Blocks of a stack that are drawn as bars of their own."""
+"""With more blocks there is no space between the bars."""
 _MOST_COUNTS = 8
 MOST_STACKS = 12
 """Lanes drawn at most."""
@@ -42,14 +41,14 @@ MOST_STACKS = 12
 
 @dataclass(slots=True)
 class StackLane:
-    """One stack: how many blocks were awake from where to where, in epochs."""
+    """One stack: the number of blocks awake, by span of epochs."""
 
     name: str
     blocks: int
     spans: list[tuple[float, float, int]] = field(default_factory=list)
 
     def set(self, at: float, awake: int) -> None:
-        """Let this many blocks be awake from here on."""
+        """Set the number of blocks awake from here on."""
         if self.spans and self.spans[-1][2] != awake:
             begin, _, before = self.spans[-1]
             self.spans[-1] = (begin, at, before)
@@ -57,13 +56,13 @@ class StackLane:
             self.spans.append((at, at, awake))
 
     def extend(self, at: float) -> None:
-        """Go on up to here as it is."""
+        """Extend the last span up to here."""
         begin, _, awake = self.spans[-1]
         self.spans[-1] = (begin, at, awake)
 
 
 def read_stacks(history: Sequence[EpochRecord]) -> list[StackLane]:
-    """Return a lane for every stack of a network, none where it has none."""
+    """Return a lane for every stack of a network."""
     lanes: dict[str, StackLane] = {}
     epoch, step = float(history[0].epoch - 1) if history else 0.0, 0
     for record in history:
@@ -75,7 +74,7 @@ def read_stacks(history: Sequence[EpochRecord]) -> list[StackLane]:
             lane = lanes.setdefault(stack.name, StackLane(stack.name, stack.blocks))
             woken = _woken(depth.deepenings, stack.name)
             within = [each for each in woken if each.step < depth.step]
-            # What an epoch began with: of some epochs nothing is read.
+            # The state at the start of the epoch: the epochs before may not have been read.
             lane.set(epoch, within[0].before if within else _began(lane, record, stack.awake))
             for each in within:
                 lane.set(epoch + width * (each.step - step) / steps, each.after)
@@ -93,12 +92,12 @@ def _woken(deepenings: Sequence[DeepeningRecord], stack: str) -> list[DeepeningR
 
 def _began(lane: StackLane, record: EpochRecord, awake: int) -> int:
     """Return the blocks awake at the beginning of an epoch in which none woke."""
-    # A network that went back was as deep as before until it was measured.
+    # A network that was rolled back had its old depth until the end of the epoch.
     return lane.spans[-1][2] if record.rollback and lane.spans else awake
 
 
 def awake_counts(lane: StackLane) -> str:
-    """Return how many blocks of a stack were awake, one number after another."""
+    """Return the numbers of blocks awake, as in "1 → 2 → 4 of 4"."""
     counts = [str(awake) for _, _, awake in lane.spans]
     if len(counts) > _MOST_COUNTS:
         counts = [*counts[: _MOST_COUNTS - 1], "…", counts[-1]]
@@ -106,7 +105,7 @@ def awake_counts(lane: StackLane) -> str:
 
 
 def describe_lane(lane: StackLane) -> str:
-    """Return the life of a stack in a sentence."""
+    """Return in a sentence when the blocks of a stack woke."""
     (_, _, first), *later = lane.spans
     text = f"Stack {visible(lane.name)}: {first} of {lane.blocks} blocks awake at first"
     return ", ".join([text, *(f"{awake} from epoch {at:.4g} on" for at, _, awake in later)]) + "."
@@ -161,7 +160,7 @@ def _draw_lane(lane: StackLane, frame: Frame, top: float) -> Iterator[str]:
 def draw_compute(
     history: Sequence[EpochRecord], frame: Frame, top: float
 ) -> tuple[list[str], float]:
-    """Draw the training FLOPs spent against those of the static network; return where it ends."""
+    """Draw the training FLOPs against those of the static network; return where it ends."""
     shown = [(record.epoch, record.depth) for record in history if record.depth is not None]
     last = shown[-1][1]
     words = f"Training FLOPs: {describe_compute(last.flops, last.static_flops)} (dashed)"
@@ -190,7 +189,7 @@ def draw_compute(
 
 
 def describe_compute(spent: float, static: float, unit: str = "") -> str:
-    """Return what training took, in words."""
+    """Return the training FLOPs and their share of the static network's."""
     text = f"{format_flops(spent)}{unit}"
     if not static:
         return text
@@ -199,33 +198,33 @@ def describe_compute(spent: float, static: float, unit: str = "") -> str:
 
 
 def format_flops(flops: float) -> str:
-    """Return a number of operations in few characters, with a word for its size."""
+    """Return a number of FLOPs with a unit prefix, such as 5.00 G."""
     for size, word in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if flops >= size:
             return f"{format_measure(flops / size)} {word}"
     return format_measure(flops)
 
 
-# ---- What the report of a deepened network says in words: when blocks woke, and what it took
+# ---- Texts and tables
 
 
 _NAME_LENGTH_DEEPENING = 60
 
 TITLE = "Score and blocks over the epochs"
 CAPTION = (
-    "A lane for every stack: each bar is a block, from the step at which it woke as a copy of one "
-    "that was awake. Blocks that sleep cost nothing. An epoch reaches from the number before it to "
-    "its own. Rest the pointer on a bar or the curve to read more."
+    "One lane per stack: each bar is a block, from the step at which it woke as a copy of a block "
+    "that was awake. Sleeping blocks cost nothing. An epoch reaches from the number before it to "
+    "its own. Point at a bar or the curve for details."
 )
 TWIN = (
     "The twin is the static network: the same initial weights and the same data in the same order, "
-    "all blocks awake from the first step. This is one run with one random seed: the difference "
+    "all blocks awake from the first step. This is one run with one random seed, so the difference "
     "includes chance."
 )
 
 
 def describe_blocks(controller: str | None, history: Sequence[EpochRecord]) -> str:
-    """Return in two sentences how a network was deepened, and what that took."""
+    """Return in two sentences how a network was deepened, and its training FLOPs."""
     who = (
         "a rule"
         if controller is None
@@ -246,7 +245,7 @@ def describe_blocks(controller: str | None, history: Sequence[EpochRecord]) -> s
 def block_tiles(
     stacks: Sequence[StackRecord], flops: float | None, static: float | None
 ) -> list[tuple[str, str, str]]:
-    """Return the numbers to remember of a deepened network, as tiles."""
+    """Return the main figures of a deepened network as tiles."""
     tiles = [("Blocks awake", format_stacks(stacks).removesuffix(" blocks"), "")]
     if flops:
         share = f"{format_share(flops, static)} of the static network's" if static else ""
@@ -255,7 +254,7 @@ def block_tiles(
 
 
 def render_blocks(history: Sequence[EpochRecord]) -> str:
-    """Return the table of all moments at which blocks woke, or were to."""
+    """Return the table of when blocks woke, refusals included."""
     columns = (
         *number_columns("Epoch", "After step"),
         Column("Stack"),

@@ -1,4 +1,4 @@
-"""The report of a training run: how a controller learned, from what was recorded alone."""
+"""The report of a training run, made from its store."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ class TrainingRecord:
     heads: Mapping[str, UpdateHeadRow] = field(default_factory=dict)
     """Per head, the op first, its state after the last update."""
     points: Mapping[str, Points] = field(default_factory=dict)
-    """What its charts are drawn from, by table."""
+    """Points of its charts, by table."""
     episodes: Sequence[ShownEpisode] = ()
     """The best, the middle and the worst of those recorded in the latest round."""
     events: Sequence[EventRow] = ()
     """Resumes, changed settings and the like."""
     choice_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Per head, what its choices are called, in their order; heads may be missing."""
+    """Per head, the names of its choices in order; heads may be missing."""
 
 
 def read_training(run: StoredRun) -> TrainingRecord:
@@ -106,7 +106,7 @@ def read_training(run: StoredRun) -> TrainingRecord:
             "ORDER BY id DESC LIMIT 1)",
         )
     }
-    # The op is chosen first, whatever its place in the action.
+    # The op comes first, because it is chosen first.
     order = {head: 1 + index for index, head in enumerate(HEAD_NAMES)} | {"op": 0}
     kinds = ", ".join("?" for _ in SHOWN_EVENTS)
     events = run.rows("events", where=f"kind IN ({kinds})", parameters=[*SHOWN_EVENTS])
@@ -122,7 +122,7 @@ def read_training(run: StoredRun) -> TrainingRecord:
 
 
 def _choice_names(run: StoredRun) -> dict[str, list[str]]:
-    """Return what the choices of every head are called in this run."""
+    """Return the names of the choices of every head in this run."""
     names = {
         head: [choice_text(head, value) for value in values] for head, values in HEAD_VALUES.items()
     }
@@ -140,7 +140,7 @@ def _choice_names(run: StoredRun) -> dict[str, list[str]]:
 
 
 def _read_episodes(run: StoredRun) -> list[ShownEpisode]:
-    """Return the best, the middle and the worst recorded episode of the latest round with any."""
+    """Return the best, the middle and the worst episode of the latest recorded round."""
     latest = run.query("SELECT MAX(round) FROM decisions", timeout_s=ANSWER_S).rows[0][0]
     if latest is None:
         return []
@@ -155,7 +155,7 @@ def _read_episodes(run: StoredRun) -> list[ShownEpisode]:
         for row in run.rows("episodes", where="round = ?", parameters=[latest])
         if row["row"] in rows
     ]
-    # An episode that is still going on has decisions and no end.
+    # An unfinished episode has decisions, but no row of its own.
     found += [
         EpisodeRow(round=latest, row=row) for row in sorted(rows - {one.row for one in found})
     ]
@@ -186,7 +186,7 @@ def training_heading(about: About) -> str:
 
 
 def render_training_lead(record: TrainingRecord, about: About) -> str:
-    """Return the story of a training run in a few sentences, with how far it is."""
+    """Return the summary of a training run in a few sentences."""
     if not record.rounds:
         return paragraph("lead", f"No round was finished, {NOTHING_YET}")
     sentences = [
@@ -199,7 +199,7 @@ def render_training_lead(record: TrainingRecord, about: About) -> str:
 
 
 def render_training_tiles(record: TrainingRecord) -> str:
-    """Return the numbers to remember: means over the last tenth of the run."""
+    """Return the main figures as tiles: means over the last tenth of the run."""
     if not record.rounds:
         return ""
     late = late_rounds(record.rounds)
@@ -243,7 +243,7 @@ def render_training_tiles(record: TrainingRecord) -> str:
 
 
 def mean_of(rows: Sequence[RoundRow] | Sequence[UpdateRow], column: str) -> float | None:
-    """Return the mean of a column where it was measured."""
+    """Return the mean of the measured values of a column."""
     values = [value for row in rows if (value := getattr(row, column)) is not None]
     return statistics.fmean(values) if values else None
 
@@ -262,7 +262,7 @@ def _describe_rounds(rounds: Sequence[RoundRow]) -> str:
     first, last = rounds[0].return_mean, mean_of(late_rounds(rounds), "return_mean")
     begin = f"In {counted(len(rounds), 'round')}{text}"
     if first is None or last is None:
-        return f"{begin} nothing was paid."
+        return f"{begin} no return was recorded."
     return (
         f"{begin} the mean return went from {format_measure(first)} in the first round to "
         f"{format_measure(last)} in the {_last(late_rounds(rounds))}."
@@ -275,9 +275,9 @@ def _describe_gain(rounds: Sequence[RoundRow]) -> str:
         return ""
     size = format_number(abs(gain), decimals=2)
     if gain == 0:
-        return "A network it grew ended level with its waiting twin."
+        return "On average its networks ended level with their twins."
     side = "above" if gain > 0 else "below"
-    return f"A network it grew ended {size} validation points {side} its waiting twin on average."
+    return f"On average its networks ended {size} validation points {side} their twins."
 
 
 def _describe_seeds(rounds: Sequence[RoundRow]) -> str:
@@ -299,19 +299,19 @@ def _describe_light(metric: str, value: float | None) -> str:
 
 
 _PLAYED = (
-    "Episodes were played while exploring and scored on the validation split; a gain is the final "
-    "score minus that of a network with the same start and the same data that only waited."
+    "Episodes were played with exploration and scored on the validation split. A gain is the final "
+    "score minus that of the twin: a network with the same start and data that never grew."
 )
-_CURVES = "Bands hold what the legend says of a round's episodes; the twin only waited."
+_CURVES = "Bands show the named percentiles of a round's episodes."
 _HEADS = (
-    "Entropies are shares of the greatest there can be, of the policy without its floor, over "
-    "decisions in which the head had a choice and mattered. Ratios and KL are measured after the "
-    "update."
+    "Entropies are shares of the greatest possible, of the policy without its probability floor, "
+    "over decisions in which the head had a choice and was used. Ratios and KL are measured after "
+    "the update."
 )
 _EPISODES = (
-    "Every decision of a few episodes of the latest recorded round, the best first: in brackets "
-    "how likely a choice was when it was drawn, then what the critic expected and what was paid. "
-    "Waits in a row are one line."
+    "Decisions of a few episodes of the latest recorded round, the best first. In brackets the "
+    "probability of a choice, then the critic's value and the reward. Consecutive waits are one "
+    "line."
 )
 
 

@@ -1,4 +1,4 @@
-"""The tables of a training run: ops, blueprints, reward terms, heads, events."""
+"""Tables of a training report: ops, blueprints, reward terms, heads, events, episodes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from esper.nissa.schema_runs import EpisodeRow, RoundRow, UpdateHeadRow, UpdateR
 Round = TypeVar("Round")
 
 LATE_SHARE = 0.1
-"""The end of a run, beside the whole of it: what the controller had become."""
+"""Share of the rounds that counts as the end of a run."""
 
 _MOST_CHOICES = 4
 
 
 def render_ops(rounds: Sequence[RoundRow]) -> str:
-    """Return the table of ops: how often each was taken and what it paid, early and late."""
+    """Return the table of ops: how often each was taken, and its mean reward."""
     late = late_rounds(rounds)
     everything, at_end = count_ops(rounds), count_ops(late)
     columns = (
@@ -71,7 +71,7 @@ def count_ops(rounds: Iterable[RoundRow]) -> dict[str, tuple[int, float | None]]
 
 
 def render_blueprints(fates: Mapping[str, Mapping[str, int]]) -> str:
-    """Return the table of blueprints: what became of their seeds."""
+    """Return the table of blueprints with the fates of their seeds."""
     numbers = number_columns("Germinated", "Fossilized", "Pruned", "Neither", "Kept")
     columns = (Column("Blueprint"), *numbers)
     rows = []
@@ -106,7 +106,7 @@ def render_terms(rounds: Sequence[RoundRow]) -> str:
 
 
 def render_heads(heads: Mapping[str, UpdateHeadRow], names: Mapping[str, Sequence[str]]) -> str:
-    """Return the table of heads after the last update; `names` are those of their choices."""
+    """Return the table of heads after the last update; `names` are the names of choices."""
     columns = (
         Column("Head"),
         *number_columns("Used"),
@@ -132,7 +132,7 @@ def render_heads(heads: Mapping[str, UpdateHeadRow], names: Mapping[str, Sequenc
 
 
 def render_critic_by_op(update: UpdateRow) -> str:
-    """Return what the critic thinks of every op in the last update; empty where it says nothing."""
+    """Return the table of the critic by op after the last update; empty if not measured."""
     advantages = _mapping(update.advantage_by_op)
     losses, values = _mapping(update.value_loss_by_op), _mapping(update.q_by_op)
     ops = [op.name for op in LifecycleOp if op.name in {*advantages, *losses, *values}]
@@ -160,7 +160,7 @@ def render_critic_by_op(update: UpdateRow) -> str:
 
 
 def render_memory(update: UpdateRow) -> str:
-    """Return the policy's memory along the episode; empty where it was not measured."""
+    """Return the table of the LSTM state along the episode; empty if not measured."""
     steps = update.lstm_by_step
     if not isinstance(steps, Sequence) or not steps:
         return ""
@@ -178,7 +178,7 @@ def render_memory(update: UpdateRow) -> str:
 
 
 def render_events(events: Sequence[EventRow]) -> str:
-    """Return what happened to the run itself: resumes, changed settings, failed sinks."""
+    """Return the table of events: resumes, changed settings, failed sinks."""
     columns = (Column("Round", "number"), Column("What"), Column("Details", "words"))
     rows = [
         (
@@ -197,7 +197,7 @@ def late_rounds(rounds: Sequence[Round]) -> Sequence[Round]:
 
 
 def latest_fates(rounds: Sequence[RoundRow]) -> Mapping[str, Mapping[str, int]]:
-    """Return what became of the seeds of every blueprint so far; nothing where it is unknown."""
+    """Return the fates of the seeds of every blueprint so far."""
     for row in reversed(rounds):
         if isinstance(row.blueprint_fates, Mapping):
             return row.blueprint_fates
@@ -205,12 +205,12 @@ def latest_fates(rounds: Sequence[RoundRow]) -> Mapping[str, Mapping[str, int]]:
 
 
 def share_text(part: float | None, whole: float = 1.0) -> str:
-    """Return a share in percent, a dash where there is nothing to share."""
+    """Return a share in percent, or a dash."""
     return NOTHING if part is None or not whole else format_share(part, whole)
 
 
 def number_text(value: float | None) -> str:
-    """Return a number in few characters, a dash where it was not measured."""
+    """Return a number in few characters, or a dash."""
     return NOTHING if value is None else format_measure(float(value))
 
 
@@ -240,7 +240,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-# ---- A few episodes of a training run, told decision by decision
+# ---- A few episodes, decision by decision
 
 
 WAIT = "WAIT"
@@ -258,7 +258,7 @@ class ShownEpisode:
 
 
 def render_episodes(episodes: Sequence[ShownEpisode]) -> str:
-    """Return the episodes, each folded up under a line that tells how it went."""
+    """Return the episodes, each folded under a line that describes it."""
     parts = []
     for number, shown in enumerate(episodes):
         opened = " open" if number == 0 else ""
@@ -333,7 +333,7 @@ def _render_decisions(decisions: Sequence[DecisionRow]) -> str:
 
 
 def _group_waits(decisions: Sequence[DecisionRow]) -> Iterator[list[DecisionRow]]:
-    """Yield decisions one by one, but waits that follow one another together."""
+    """Yield decisions one by one, and consecutive waits as one group."""
     for (is_wait, _), group in groupby(decisions, lambda one: (one.op == WAIT, one.forced)):
         if is_wait:
             yield list(group)
@@ -380,7 +380,7 @@ def _describe_arguments(decision: DecisionRow) -> str:
 
 
 def _chosen(decision: DecisionRow, head: str) -> str:
-    """Return how likely a choice was; one that was the only one says so."""
+    """Return the probability of a choice, or that it was the only one."""
     if getattr(decision, f"valid_{head}") == 1:
         return " (the only one)"
     return _likely(getattr(decision, f"confidence_{head}"))
@@ -391,7 +391,7 @@ def _likely(probability: float | None) -> str:
 
 
 def _describe_others(decision: DecisionRow) -> str:
-    """Return what else was likely, as far as it was recorded: for the op, and for a blueprint."""
+    """Return the recorded alternatives with their probabilities."""
     found = decision.alternatives
     if not isinstance(found, Mapping):
         return NOTHING
@@ -415,7 +415,7 @@ def _pairs(others: Any) -> list[tuple[Any, float | None]]:
 
 
 def _describe_terms(group: Sequence[DecisionRow]) -> str:
-    """Return the terms that made up most of the reward."""
+    """Return the largest terms of the reward."""
     sums: dict[str, float] = {}
     for row in group:
         if isinstance(row.reward_terms, Mapping):
