@@ -1,7 +1,7 @@
-"""Nissa, the telemetry: it writes down what happened in a run, for people and programs to read.
+"""Nissa, the telemetry: records what happens in a run and reads it back.
 
-`open_store` is for what runs, `open_run` and `query_run` for whoever asks afterwards. Everything
-recorded is declared in `schema`; `monitors` raise alarms on it and `sinks` show it elsewhere.
+A run records with `open_store`; `open_run` and `query_run` read it. `schema` declares everything
+that is recorded, `monitors` raise alarms on it, and `sinks` show it elsewhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a column and a table are: a record class declares one table of the store.
+"""Columns and tables: a record class declares one table of the store.
 
-`schema.py` declares the records with `column` and `key`; everything that needs the tables
-(the SQL that creates them, the writer, the documents) reads the `Table` made from the class.
+`schema.py` declares the records with `column` and `key`. The SQL that creates the tables, the
+writer and the documentation use the `Table` made from the class.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True)
 def record(kind: type[T]) -> type[T]:
-    """Make a class one of records, which are frozen and written out by keyword."""
+    """Make a class a frozen dataclass with keyword arguments."""
     return dataclass(frozen=True, slots=True, kw_only=True)(kind)
 
 
@@ -63,9 +63,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """One table: its columns, what identifies a row, and how a record becomes one.
+    """One table: its columns, its key, and how a record becomes a row.
 
-    There is one of each, and it equals itself alone: it is looked up for every row that is written.
+    Compared by identity, because it is looked up for every row that is written.
     """
 
     name: str
@@ -74,9 +74,9 @@ class Table:
     columns: tuple[Column, ...]
     indexes: tuple[tuple[str, ...], ...]
     is_numbered: bool
-    """The writer counts `ordinal` up within the rest of the key where it is None."""
+    """Whether the writer numbers rows by `ordinal` within the rest of the key."""
     is_versioned: bool
-    """A later row with the same key replaces the earlier one in what readers see."""
+    """Whether a later row with the same key replaces the earlier one for readers."""
     values: Callable[[Row], tuple[Any, ...]]
     """Returns a record's values in the order of the columns."""
 
@@ -109,9 +109,9 @@ class View:
     table: str
     column: str
     name_column: str
-    """What the view calls the names."""
+    """Name of the column with the names."""
     values: Mapping[str, str]
-    """Column to meaning. One column called `value` is the number itself, others its members."""
+    """Meaning by column. `value` is the value itself, other columns are its members."""
 
 
 VIEWS: dict[str, View] = {}
@@ -125,14 +125,14 @@ TABLE_OF: dict[type[Row], Table] = {}
 
 
 def key(meaning: str, default: Any = 0) -> Any:
-    """Declare a part of what identifies a row; a step or an index, or a name if it says so."""
+    """Declare a column of the key."""
     return _field("", meaning, default, is_key=True)
 
 
 def column(unit: str, meaning: str, *, default: Any = None, volatile: bool = False) -> Any:
-    """Declare a column: its unit, one sentence, and whether identical runs may differ in it.
+    """Declare a column: unit, meaning, and whether identical runs may differ in it.
 
-    Absent is None. A column of mappings or sequences takes plain data and is stored as JSON text.
+    A missing value is None. Mappings and sequences are stored as JSON text.
     """
     return _field(unit, meaning, default, is_volatile=volatile)
 
@@ -152,7 +152,7 @@ def table(
     numbered: bool = False,
     versioned: bool = False,
 ) -> Callable[[type[R]], type[R]]:
-    """Make a class one of records, and the declaration of a table."""
+    """Return a decorator that makes a class the record of a table."""
 
     def declare(kind: type[R]) -> type[R]:
         made_of = record(kind)
@@ -207,9 +207,9 @@ def _column(field: dataclasses.Field[Any], hint: Any) -> Column:
 
 
 def plain_value(value: Any, column: Column) -> Any:
-    """Return a value as SQLite can hold it: numbers, text, or None; NaN is absent.
+    """Return a value as number, text or None, which SQLite can store; NaN becomes None.
 
-    Text that is no valid Unicode (a path with other bytes in it) is kept with those escaped.
+    Invalid Unicode, as in some paths, is escaped.
     """
     if value is None:
         return None
@@ -235,7 +235,7 @@ def json_text(value: Any) -> str:
 
 
 def plain_data(value: Any) -> Any:
-    """Return nested data as strict JSON can hold it; what is not finite becomes None."""
+    """Return nested data as strict JSON; numbers that are not finite become None."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Mapping):
@@ -253,15 +253,15 @@ def plain_data(value: Any) -> Any:
 
 
 def storable_text(text: str) -> str:
-    """Return text with everything that is not valid Unicode written as an escape."""
+    """Return text with invalid Unicode escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _number(value: Any) -> int | float:
-    """Return a number of any library as Python's own; raise TypeError for anything else."""
+    """Return a number of any library as a Python number; raise TypeError for anything else."""
     if isinstance(value, int | float):
         return value
-    # NumPy's numbers and tensors of one element know how to become one.
+    # NumPy numbers and tensors of one element.
     item = getattr(value, "item", None)
     if callable(item):
         found = item()

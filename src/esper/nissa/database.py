@@ -1,4 +1,4 @@
-"""The SQLite file behind a run's store: made, opened, refused."""
+"""The SQLite file of a run's store: creating, opening and checking it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ from esper.nissa.columns import TABLES, VIEWS, Table, View
 from esper.nissa.schema import SCHEMA_VERSION
 from esper.utils.files import refuse_link
 
-# ---- Time limits for questions to a store that somebody else may have made
+# ---- Time limits of queries: a store may come from somebody else
 
 
 ANSWER_S = 20.0
-"""Longest time that one question of Esper's own to a store may take."""
+"""Time limit of Esper's own queries."""
 
 _CHECK_EVERY = 10_000
-"""Instructions of SQLite between two looks at the clock, well under a millisecond."""
+"""SQLite instructions between two checks of the clock: well under a millisecond."""
 
 _GRACE_S = 0.25
 
 
 class TimeLimit:
-    """Says whether a question may go on; SQLite asks it now and then.
+    """Time limit of queries; SQLite calls it regularly and stops when it returns True.
 
-    Ctrl-C arrives here as well: Python notices it as soon as it is asked, and SQLite takes the
-    exception for a request to stop.
+    Ctrl-C works, too: Python raises it in this call, and SQLite then stops.
 
     Args:
-        seconds: how long a question may take; None is no limit.
-        is_wanted: asked often whether somebody still waits for the answer.
+        seconds: Time limit of one query; None is no limit.
+        is_wanted: Returns False when nobody waits for the result any more.
     """
 
     def __init__(self, seconds: float | None, is_wanted: Callable[[], bool] | None = None) -> None:
@@ -51,28 +50,28 @@ class TimeLimit:
         self.start()
 
     def start(self) -> None:
-        """Begin another question, with the full time."""
+        """Start the clock for another query."""
         self.is_late = False
         self._left = self.seconds
         self.go_on()
 
     def pause(self) -> None:
-        """Stop the clock while the caller works on what it got."""
+        """Stop the clock while the caller processes a row."""
         if self._until is not None:
             self._left = self._until - time.monotonic()
             self._until = None
 
     def go_on(self) -> None:
-        """Let the clock run again."""
+        """Continue the clock."""
         self._until = None if self._left is None else time.monotonic() + self._left
 
     def apply(self, connection: sqlite3.Connection) -> None:
-        """Have every further question on a connection ask this limit."""
+        """Apply this limit to all further queries of a connection."""
         connection.set_progress_handler(self, _CHECK_EVERY)
 
     @contextmanager
     def watching(self, connection: sqlite3.Connection) -> Iterator[None]:
-        """Within the block a question also ends in time if SQLite does not ask: it counts so."""
+        """Within the block, stop a query in time even if SQLite does not call the limit."""
         if self.seconds is None:
             yield
             return
@@ -97,7 +96,7 @@ class TimeLimit:
 
 
 CHECKPOINT_KEPT = "; the last checkpoint is intact, then continue with --resume"
-"""How a message ends when rows could not be written: what to do once the cause is mended."""
+"""End of messages about rows that could not be written."""
 
 
 class StoreError(CheckpointError):
@@ -107,30 +106,30 @@ class StoreError(CheckpointError):
 STORE_FILE = "run.db"
 LOCK_FILE = "run.db.lock"
 STORE_FILES = (STORE_FILE, f"{STORE_FILE}-wal", f"{STORE_FILE}-shm", LOCK_FILE)
-"""Everything a store may leave in its run folder, beside what sinks write."""
+"""All files of a store in its run folder."""
 
 APPLICATION_ID = 0x45737072
 """Marks a SQLite file as an Esper store ("Espr")."""
 
 BUSY_TIMEOUT_S = 5.0
-"""How long a reader waits for a program that holds the store."""
+"""How long a reader waits while another program locks the store."""
 OPENING_TIMEOUT_S = 15.0
-"""How long a run that begins or goes on waits for one."""
+"""The same when a run opens its store."""
 WRITING_TIMEOUT_S = 120.0
-"""How long a run that is going on waits for one before it ends."""
+"""The same when a run writes; then it fails."""
 
 MAX_VALUE_BYTES = 64 * 1024 * 1024
 """Longest text that is read from a store."""
 
 
 def store_path(run: str | os.PathLike[str]) -> Path:
-    """Return the store of a run folder, or the file itself when it is named directly."""
+    """Return the path of a run's store, given the run folder or the file."""
     path = Path(run)
     return path if path.name == STORE_FILE and not os.path.isdir(path) else path / STORE_FILE
 
 
 def create_statements() -> list[str]:
-    """Return the SQL that makes an empty store."""
+    """Return the SQL that creates an empty store."""
     statements = []
     for table in TABLES.values():
         columns = ", ".join(column.declaration for column in table.columns)
@@ -162,7 +161,7 @@ def _latest_view(table: Table) -> str:
 
 
 def _unfolding_view(view: View) -> str:
-    """Return a view over `json_each`, the one JSON function that SQLite trusts in every view."""
+    """Return a view with `json_each`, the one JSON function that SQLite allows in every view."""
     key = ", ".join(f'this."{name}"' for name in TABLES[view.table].key)
     values = ", ".join(
         'one.value AS "value"'
@@ -184,13 +183,13 @@ def _list(names: tuple[str, ...]) -> str:
 
 
 def create_database(path: Path, fill: Callable[[sqlite3.Connection], None]) -> None:
-    """Make a new store at `path`; `fill` writes its first rows in the same transaction."""
+    """Create a store at `path`; `fill` writes its first rows in the same transaction."""
     fresh = path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = _connect(fresh, "rwc")
         try:
-            # Nobody knows of the file yet: it is made durable once, as a whole.
+            # Nobody reads the file yet, so one sync at the end is enough.
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA journal_mode = MEMORY")
             connection.execute("BEGIN IMMEDIATE")
@@ -214,14 +213,11 @@ def create_database(path: Path, fill: Callable[[sqlite3.Connection], None]) -> N
 
 
 def refuse_linked(path: Path) -> None:
-    """Raise where a store, or a file that SQLite keeps beside it, is a link to another file.
-
-    SQLite itself follows a link in the place of the database, and no other.
-    """
+    """Raise if a store, or a file that SQLite keeps beside it, is a link."""
     for name in (path, *(Path(f"{path}{end}") for end in ("-wal", "-shm", "-journal"))):
         refuse_link(name)
     if os.path.exists(f"{path}-journal"):
-        # A store has a write-ahead log. Undoing what such a journal says can delete other files.
+        # A store has a write-ahead log, no journal; rolling back a foreign one can delete files.
         raise StoreError(
             f"cannot write {path}: {path.name}-journal lies beside it, which no store of Esper "
             "has; remove that file"
@@ -234,7 +230,7 @@ def refuse_linked(path: Path) -> None:
 
 
 def remove_log(path: Path) -> None:
-    """Remove what a store that is no longer there, or was never finished, has left beside it."""
+    """Remove the logs of a missing store, and files of unfinished ones."""
     half_made = path.parent.glob(f".{path.name}.tmp-*")
     for leftover in (Path(f"{path}-wal"), Path(f"{path}-shm"), *half_made):
         try:
@@ -254,12 +250,12 @@ def _sync(path: Path) -> None:
 def connect_writer(
     path: Path, limit: TimeLimit | None = None, *, busy_timeout_s: float = OPENING_TIMEOUT_S
 ) -> sqlite3.Connection:
-    """Open an existing store for writing; refuse a foreign, older or newer file, and links."""
+    """Open an existing store for writing; refuse links, and foreign, older or newer files."""
     limit = TimeLimit(ANSWER_S) if limit is None else limit
     connection = None
     try:
         refuse_linked(path)
-        # The connection is handed to the writer thread, which alone uses it from then on.
+        # Only the writer thread uses the connection from then on.
         connection = _connect(path, "rw", busy_timeout_s, share_between_threads=True)
         limit.apply(connection)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
@@ -283,15 +279,15 @@ def connect_writer(
 def connect_reader(
     path: Path, limit: TimeLimit | None = None, *, busy_timeout_s: float = BUSY_TIMEOUT_S
 ) -> sqlite3.Connection:
-    """Open a store for reading only; refuse what is missing, foreign, older, newer or damaged.
+    """Open a store for reading; refuse a missing, foreign, older, newer or damaged one.
 
     Args:
-        path: the file.
-        limit: the time that each question on the connection may take.
-        busy_timeout_s: how long to wait for another program that holds the file.
+        path: The file.
+        limit: Time limit of each query.
+        busy_timeout_s: How long to wait while another program locks the file.
     """
     limit = TimeLimit(ANSWER_S) if limit is None else limit
-    # Not the methods of Path, which raise for a name that cannot be.
+    # The methods of Path raise for invalid names.
     if not os.path.isfile(path):
         raise StoreError(f"there is no store at {path}; give the folder of a run")
     if path.stat().st_size == 0:
@@ -303,8 +299,8 @@ def connect_reader(
             limit.apply(connection)
             check_identity(connection, path)
         except sqlite3.OperationalError:
-            # In a folder that cannot be written to, SQLite cannot share its memory of the log;
-            # a store without a log needs none.
+            # In a read-only folder SQLite cannot create the index of the log; a store without a
+            # log needs none.
             wal = Path(f"{path}-wal")
             if wal.exists() and wal.stat().st_size > 0:
                 raise
@@ -325,10 +321,10 @@ def connect_reader(
 
 
 def check_identity(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file that is no store, or one of another schema than this Esper makes.
+    """Refuse a file that is not a store, or has another schema.
 
-    Everything in the file is compared with what Esper makes: a view or a trigger of somebody
-    else's would be carried out whenever a table is read or written.
+    The whole schema is compared, because a foreign view or trigger would run whenever a table is
+    read or written.
     """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -356,7 +352,7 @@ _Schema = list[tuple[str, str, str | None]]
 
 
 def _changed_schema(found: _Schema) -> str | None:
-    """Return how a store differs from what Esper makes, None where it does not."""
+    """Return how a schema differs from Esper's, None if it does not."""
     own = _own_schema()
     names = {part[:2] for part in found}
     for part in own:
@@ -383,7 +379,7 @@ def _own_schema() -> _Schema:
 
 
 def _read_schema(connection: sqlite3.Connection) -> _Schema:
-    # Statistics are what ANALYZE leaves; they do no harm.
+    # Tables of ANALYZE are harmless.
     found = connection.execute(
         "SELECT type, name, sql FROM sqlite_master "
         "WHERE sql IS NULL OR sql NOT LIKE 'CREATE TABLE sqlite_stat_(%' LIMIT 1000"
@@ -398,7 +394,7 @@ def _connect(
     *,
     share_between_threads: bool = False,
 ) -> sqlite3.Connection:
-    # `as_uri` writes any bytes of the path as escapes, which SQLite turns back.
+    # `as_uri` escapes the path, and SQLite unescapes it.
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,
@@ -424,7 +420,7 @@ _ADVICE = {
 
 
 def cannot(what: str, error: Exception, then: str = "") -> StoreError:
-    """Return the error for something SQLite or the system refused, in one line."""
+    """Return a `StoreError` for an error of SQLite or the system, in one line."""
     if isinstance(error, sqlite3.Error):
         reason = str(error)
         code = primary_code(error)
@@ -437,11 +433,11 @@ def cannot(what: str, error: Exception, then: str = "") -> StoreError:
 
 
 def unanswered(what: str, path: object, error: Exception, limit: TimeLimit) -> StoreError:
-    """Return the error for something that SQLite or the system did not do, or not in time.
+    """Return a `StoreError` for an error, or for a query that exceeded its time limit.
 
     Raises:
-        BrokenPipeError: Nobody waits for the answer any more.
-        KeyboardInterrupt: The user has interrupted it.
+        BrokenPipeError: Nobody waits for the result any more.
+        KeyboardInterrupt: The user interrupted it.
     """
     if limit.is_abandoned:
         raise BrokenPipeError("nobody waits for the answer") from None
@@ -456,6 +452,6 @@ def unanswered(what: str, path: object, error: Exception, limit: TimeLimit) -> S
 
 
 def primary_code(error: sqlite3.Error) -> int:
-    """Return SQLite's code of an error without its extension, or 0 when it has none."""
+    """Return the primary error code of SQLite, or 0."""
     code: int | None = vars(error).get("sqlite_errorcode")
     return 0 if code is None else code & 0xFF

@@ -1,9 +1,8 @@
-"""A run folder: settings, log, and what else a run leaves behind.
+"""A run folder: settings, log and checkpoints.
 
 `config.yaml` is complete and resolved; `log.txt` has one line per entry; checkpoints, the store and
-what sinks write lie beside them. A folder is refused rather than overwritten unless the caller says
-so, and nothing in it that a run did not write is ever removed. Whoever writes holds the folder's
-lock from before the first change to the last.
+the files of sinks lie beside them. An existing run is overwritten only on request, and files that
+no run wrote are never removed. A writer holds the folder's lock from its first change to its last.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ SETTINGS = "config.yaml"
 CHECKPOINTS = "checkpoints"
 """Where checkpoints lie in a run folder."""
 
-# The settings come last: while they are there, the folder is known to be a run's. The lock file
-# stays, or two processes could hold the locks of two files of the same name.
+# The settings are removed last: while they exist, the folder counts as a run. The lock file stays,
+# or two processes could lock two files of the same name.
 _OWN = (
     CHECKPOINTS,
     "log.txt",
@@ -62,7 +61,7 @@ class RunFolder:
     """Creates one run folder, reads its settings and writes its log."""
 
     def __init__(self, path: str | Path) -> None:
-        """Look at a folder; nothing is created yet."""
+        """Set the path; nothing is created yet."""
         self.path = Path(path)
         self._lock: WriterLock | None = None
 
@@ -73,9 +72,9 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[WriterLock]:
-        """Hold the lock of the folder within the block, and afterwards if the block succeeded.
+        """Take the lock of the folder; release it only if the block fails.
 
-        What is opened in the block takes the lock over; a block that fails gives it back.
+        What is opened in the block keeps the lock.
 
         Raises:
             CheckpointError: Another process writes to the folder, which stays as it is.
@@ -91,10 +90,10 @@ class RunFolder:
 
     @contextmanager
     def claim_new(self, config: Mapping[str, Any], *, overwrite: bool) -> Iterator[WriterLock]:
-        """Make the folder with these settings, and hold its lock as `claim` does.
+        """Create the folder with these settings and take its lock, as `claim` does.
 
         Raises:
-            UsageError: The folder is in use, somebody else's, or cannot be made.
+            UsageError: The folder holds a run or other files, or cannot be created.
             CheckpointError: Another process writes to the folder, which stays as it is.
         """
         with self._explained():
@@ -102,7 +101,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         with self.claim() as lock:
             with self._explained():
-                # Somebody may have started a run between the look above and the lock.
+                # Another process may have started a run before the lock was taken.
                 self._refuse_taken(overwrite)
                 self._remove_own()
                 self.write_config(config)
@@ -110,12 +109,12 @@ class RunFolder:
 
     @contextmanager
     def claim_run(self) -> Iterator[WriterLock]:
-        """Hold the lock of a folder that a run was started in, as `claim` does.
+        """Take the lock of an existing run, as `claim` does.
 
         Raises:
-            CheckpointError: Something that the run would write to is a link; nothing was changed.
+            CheckpointError: A file that the run would write is a link; nothing was changed.
         """
-        self.read_config()  # a folder that is no run's is left as it is
+        self.read_config()  # refuses a folder without a run
         self._refuse_links()
         with self.claim() as lock:
             yield lock
@@ -143,7 +142,7 @@ class RunFolder:
         return data
 
     def read_run_config(self) -> dict[str, Any]:
-        """Return the settings of an existing growing or training run; refuse any other folder."""
+        """Return the settings of a growing or training run; refuse other folders."""
         settings = self.read_config()
         if COMMAND in settings:
             verb = f"esper {settings[COMMAND]}"
@@ -154,11 +153,11 @@ class RunFolder:
         return settings
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the settings, in the place of those that were there."""
+        """Write or replace the settings."""
         atomic_write_text(self.path / SETTINGS, dump_settings(config))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write what came out of a run that is done, and note that it is."""
+        """Write the summary of a finished run, and log its end."""
         atomic_write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
         self.log("finished")
 
@@ -166,7 +165,7 @@ class RunFolder:
         """Append one line with the time to log.txt."""
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
-        # The lock's own folder: another one may lie under this name by now.
+        # The folder of the lock: another folder may have this name by now.
         folder = None if self._lock is None else self._lock.folder
         try:
             with append_to(self.path / "log.txt", folder=folder) as file:
@@ -193,7 +192,7 @@ class RunFolder:
             ) from None
 
     def _refuse_taken(self, overwrite: bool) -> None:
-        """Refuse a folder in which something is that may not be replaced."""
+        """Refuse a folder whose content may not be replaced."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; give a folder for the run with --out")
         if not self.path.exists() or all(_is_nothing(entry.name) for entry in self.path.iterdir()):
@@ -210,17 +209,17 @@ class RunFolder:
             )
 
     def _refuse_links(self) -> None:
-        """Raise where a link lies among what a run writes: a sent folder may point anywhere."""
+        """Raise if a file that a run writes is a link, which may lead out of the folder."""
         waiting = [self.path / name for name in (*_OWN, *STORE_FILES)]
         while waiting:
             item = waiting.pop()
             refuse_link(item)
-            # What cannot be looked into cannot be written to either.
+            # A folder that cannot be read cannot be written either.
             with contextlib.suppress(OSError):
                 waiting += [item / name for name in os.listdir(item)]
 
     def _remove_own(self) -> None:
-        """Remove what a run writes, and nothing else that may lie there."""
+        """Remove the files of a run, and no others."""
         for name in _OWN:
             item = self.path / name
             if item.is_dir() and not item.is_symlink():
@@ -230,7 +229,7 @@ class RunFolder:
 
 
 def _is_nothing(name: str) -> bool:
-    """Return whether a start that was killed may have left this in an empty folder."""
+    """Return whether a file may be left by a start that was killed."""
     return name == LOCK_FILE or name.startswith(f".{SETTINGS}.tmp-")
 
 
@@ -242,14 +241,14 @@ def dump_settings(config: Mapping[str, Any]) -> str:
     return text
 
 
-# ---- Checkpoints of a run: the latest, the one before it, and the best of what the run makes
+# ---- Checkpoints: the latest, the previous, and the best result
 
 
 Which = Literal["latest", "previous"]
 """The checkpoints a run can be continued from."""
 
 Write = Callable[[Path], None]
-"""Writes something into a folder that it makes."""
+"""Creates a folder and writes into it."""
 
 _STATE = "state"
 _SAVING = ".saving-"
@@ -258,7 +257,7 @@ _OLD = ".old-"
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """What is saved of a run, and who continues it."""
+    """A kind of run: its saved format and the command that continues it."""
 
     name: str
     version: int
@@ -273,12 +272,12 @@ class Checkpoints:
     """Saves and loads the checkpoints of one run.
 
     Args:
-        run: folder of the run.
-        kind: what it is a run of.
+        run: The run folder.
+        kind: The kind of run.
     """
 
     def __init__(self, run: str | Path, kind: RunKind) -> None:
-        """Look at a run; nothing is created yet."""
+        """Set the paths; nothing is created yet."""
         self.run = Path(run)
         self.kind = kind
         self.folder = self.run / CHECKPOINTS
@@ -295,7 +294,7 @@ class Checkpoints:
 
     @property
     def best(self) -> Path:
-        """The best of what the run has made so far."""
+        """The best result so far."""
         return self.folder / "best"
 
     def save(
@@ -307,9 +306,9 @@ class Checkpoints:
         """Save a checkpoint as the latest; the one that was becomes the previous.
 
         Args:
-            state: everything to go on exactly.
-            meta: what the manifest says of it.
-            parts: what else a checkpoint holds, by the name of its folder.
+            state: Everything needed to continue exactly.
+            meta: Facts for the manifest.
+            parts: Writers of further parts, by the name of their folder.
         """
         from esper.utils.storage import save_tree
 
@@ -321,7 +320,7 @@ class Checkpoints:
             fresh.mkdir()
             for name, write in (parts or {}).items():
                 write(fresh / name)
-            # The state comes last: where it is complete, the checkpoint is.
+            # The state is written last: if it is complete, so is the checkpoint.
             save_tree(
                 fresh / _STATE, state, kind=self.kind.name, version=self.kind.version, meta=meta
             )
@@ -335,11 +334,11 @@ class Checkpoints:
             ) from error
 
     def load(self, which: Which = "latest") -> dict[str, Any] | None:
-        """Return the state of a checkpoint, None where the run has none yet.
+        """Return the state of a checkpoint, None if the run has none yet.
 
         Raises:
-            CheckpointError: It is damaged or foreign; one line says why, and what to continue
-                from instead where there is something.
+            CheckpointError: It is damaged or foreign; the message names another checkpoint to
+                continue from, if there is one.
         """
         self._tidy()
         place = self.folder / which
@@ -356,7 +355,7 @@ class Checkpoints:
             ) from error
 
     def refuse_other_format(self) -> None:
-        """Raise where the newest checkpoint is one that another version of Esper goes on from."""
+        """Raise if another version of Esper wrote the newest checkpoint."""
         if self.latest.exists():
             refuse_other(read_manifest(self.latest), self.kind.name, self.kind.version)
 
@@ -365,7 +364,7 @@ class Checkpoints:
 
         if place.exists() and not (place / _STATE).exists():
             if (place / MANIFEST_FILE).exists():
-                # One folder with everything in it, as it was once.
+                # An older format; its manifest raises the error.
                 read_state_manifest(place)
             raise CheckpointError(
                 f"{place} is no checkpoint of a {self.kind.name}: it has no folder {_STATE!r}"
@@ -381,7 +380,7 @@ class Checkpoints:
         return True
 
     def _put_in_place(self, fresh: Path) -> None:
-        """Rename a complete checkpoint into place, and the others out of its way."""
+        """Rename a complete checkpoint to latest, and latest to previous."""
         old = self.folder / f"{_OLD}{os.getpid()}-{secrets.token_hex(4)}"
         if self.latest.exists():
             if self.previous.exists():
@@ -392,7 +391,7 @@ class Checkpoints:
         shutil.rmtree(old, ignore_errors=True)
 
     def _tidy(self) -> None:
-        """Finish or clear away what a killed save has left."""
+        """Finish or remove a save that was killed."""
         if not self.folder.is_dir():
             return
         for entry in sorted(self.folder.iterdir()):
@@ -408,11 +407,10 @@ class Checkpoints:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Return what a saved state says of itself, without loading it or PyTorch.
+    """Return the manifest of a saved state, without loading PyTorch.
 
     Args:
-        path: a saved garden, policy or population; a checkpoint; or a run, which means its latest
-            checkpoint.
+        path: A saved garden, policy or population, a checkpoint, or a run (its latest checkpoint).
 
     Raises:
         CheckpointError: There is no saved state, its manifest is damaged, or another version of
@@ -427,7 +425,7 @@ def read_manifest(path: str | Path) -> Manifest:
 def resume_command(
     run: str | Path, kind: RunKind, which: Which = "latest", *, model: str | None = None
 ) -> str:
-    """Return the command that continues a run, of somebody's own model where one is named."""
+    """Return the command that continues a run; `model` is a model of the user."""
     source = "" if which == "latest" else f" --from {which}"
     code = "" if model is None else f" --model {shlex.quote(model)}"
     return f"{kind.command} --resume{source}{code} --out {shlex.quote(str(run))}"

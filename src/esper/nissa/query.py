@@ -1,8 +1,7 @@
-"""Read-only SQL over the store of a run.
+"""Read-only SQL on the store of a run.
 
-The file is opened for reading, SQLite is told to refuse every write, and an authorizer lets only
-SELECT through: nothing can be written, attached or loaded, whatever the question says. A question
-that takes too long is ended, so is one whose answer nobody waits for, and Ctrl-C ends it at once.
+The file is opened for reading, and an authorizer allows SELECT only: a query cannot write, attach
+or load anything. A query stops at its time limit, when nobody waits for its result, and at Ctrl-C.
 """
 
 from __future__ import annotations
@@ -57,18 +56,18 @@ _PRAGMAS = _PRAGMAS_WITH_ARGUMENT | {
 
 
 Answer = tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]
-"""The columns of an answer, and its rows as they are read."""
+"""Columns of a result, and an iterator over its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """The answer to a question."""
+    """The result of a query."""
 
     columns: tuple[str, ...]
-    """Names as SQL gives them; a repeated one gets a number."""
+    """Column names; repeated ones are numbered."""
     rows: list[tuple[Any, ...]]
     is_truncated: bool
-    """There were more rows than the limit."""
+    """Whether there are more rows than the limit."""
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return every row as {column: value}."""
@@ -84,19 +83,19 @@ def query_run(
     timeout_s: float | None = TIMEOUT_S,
     is_wanted: Callable[[], bool] | None = None,
 ) -> QueryResult:
-    """Answer one SELECT over the store of a run.
+    """Return the result of one SELECT on the store of a run.
 
     Args:
         run: A run folder, or its `run.db`.
-        sql: One statement that only reads.
+        sql: One SELECT statement.
         parameters: Values for `?` in it.
         limit: Most rows to return; all by default.
-        timeout_s: When to give up; never if None.
-        is_wanted: Asked often whether somebody still waits for the answer.
+        timeout_s: Time limit in seconds; none if None.
+        is_wanted: Returns False when nobody waits for the result any more.
 
     Raises:
-        UsageError: The question is wrong, writes, or takes too long.
-        BrokenPipeError: Nobody waits for the answer any more.
+        UsageError: The statement is wrong, writes, or takes too long.
+        BrokenPipeError: Nobody waits for the result any more.
         StoreError: The store is missing, damaged, foreign or newer.
     """
     answer = stream_query(run, sql, parameters, timeout_s=timeout_s, is_wanted=is_wanted)
@@ -113,7 +112,7 @@ def stream_query(
     timeout_s: float | None = TIMEOUT_S,
     is_wanted: Callable[[], bool] | None = None,
 ) -> Iterator[Answer]:
-    """Open a question whose rows are read one by one; otherwise like `query_run`."""
+    """Yield columns and rows, which are read one by one; otherwise like `query_run`."""
     path = store_path(run)
     connection = connect_reader(path, TimeLimit(timeout_s, is_wanted))
     try:
@@ -136,10 +135,9 @@ def ask_connection(
     timeout_s: float | None = TIMEOUT_S,
     is_wanted: Callable[[], bool] | None = None,
 ) -> Iterator[Answer]:
-    """Ask one question on a connection that can only read; `name` is the path for messages.
+    """Run one query on a restricted connection; `name` is the path for messages.
 
-    Nothing of it stays behind: neither its limit of time, nor a transaction that would keep the
-    writer from tidying up its log.
+    Its time limit and its transaction end with the block, so that the writer can truncate its log.
     """
     limit = TimeLimit(timeout_s, is_wanted)
     limit.apply(connection)
@@ -148,7 +146,7 @@ def ask_connection(
             cursor = connection.execute(sql, parameters)
         with closing(cursor):
             if cursor.description is None:
-                raise UsageError("the question returns no columns; ask with SELECT")
+                raise UsageError("the statement returns no columns; use SELECT")
             columns = unique_names([entry[0] for entry in cursor.description])
             yield columns, _rows(cursor, name, limit)
     finally:
@@ -158,13 +156,13 @@ def ask_connection(
 def collect(
     columns: tuple[str, ...], rows: Iterator[tuple[Any, ...]], limit: int | None = None
 ) -> QueryResult:
-    """Return an answer as a whole, or its first rows."""
+    """Return all rows of a result, or the first ones."""
     found = list(islice(rows, limit))
     return QueryResult(columns, found, limit is not None and next(rows, None) is not None)
 
 
 def restrict(connection: sqlite3.Connection) -> None:
-    """Let a connection read and nothing else."""
+    """Allow a connection to read only."""
     connection.text_factory = _text
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
@@ -172,7 +170,7 @@ def restrict(connection: sqlite3.Connection) -> None:
 
 
 def unique_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names of which none appears twice, as `id`, `id:1`, `id:2`."""
+    """Return unique names, as in `id`, `id:1`, `id:2`."""
     seen: dict[str, int] = {}
     unique: list[str] = []
     for name in names:
@@ -186,7 +184,7 @@ def unique_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _text(data: bytes) -> str:
-    # A foreign file may hold anything where text should be.
+    # A foreign file may hold bytes that are not UTF-8.
     return data.decode("utf-8", "backslashreplace")
 
 
@@ -207,7 +205,7 @@ def _authorize(
 def _rows(cursor: sqlite3.Cursor, path: str, limit: TimeLimit) -> Iterator[tuple[Any, ...]]:
     with _explained(path, limit):
         while (row := cursor.fetchone()) is not None:
-            # SQLite asks by itself only within a row; there may be many that are quick.
+            # SQLite checks the limit within a row only; many rows may be fast ones.
             if limit():
                 raise sqlite3.OperationalError("interrupted")
             yield row
@@ -228,7 +226,7 @@ _OF_THE_FILE = frozenset(
 
 @contextmanager
 def _explained(path: str, limit: TimeLimit) -> Iterator[None]:
-    """Turn what SQLite says into one line, and into whose mistake it was."""
+    """Turn errors of SQLite into one line: of the statement, or of the file."""
     try:
         yield
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
@@ -236,8 +234,8 @@ def _explained(path: str, limit: TimeLimit) -> Iterator[None]:
             raise BrokenPipeError("nobody waits for the answer") from None
         if limit.is_late:
             raise UsageError(
-                f"the question took longer than {limit.seconds:g} s; ask for less, or allow more "
-                "time with --timeout"
+                f"the query took longer than {limit.seconds:g} s; select fewer rows, or allow "
+                "more time with --timeout"
             ) from None
         code = primary_code(error) if isinstance(error, sqlite3.Error) else 0
         if code == sqlite3.SQLITE_INTERRUPT:
@@ -252,11 +250,11 @@ def _explained(path: str, limit: TimeLimit) -> Iterator[None]:
 def _question_error(error: Exception) -> str:
     reason = reason_of(error)
     if isinstance(error, sqlite3.Error) and primary_code(error) == sqlite3.SQLITE_AUTH:
-        return f"only reading is allowed ({reason}); ask with SELECT"
+        return f"only reading is allowed ({reason}); use SELECT"
     if "one statement at a time" in reason:
-        return "one question at a time: leave out what follows the first ';'"
+        return "only one statement is allowed; leave out what follows the first ';'"
     where = (
         "; the page Telemetry of the documentation lists all tables and columns"
         * reason.startswith("no such")
     )
-    return f"the question cannot be answered: {reason}{where}"
+    return f"the query failed: {reason}{where}"

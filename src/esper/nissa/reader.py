@@ -1,4 +1,4 @@
-"""Reading a run from Python: its tables as data frames, or as plain rows."""
+"""Reads a run from Python: its tables as data frames or rows, its history as records."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FRAME_LIBRARIES = ("polars", "pandas")
 
 
 class StoredRun:
-    """A run that was recorded; make one with `open_run`. Readers never disturb a running run."""
+    """A recorded run, opened for reading by `open_run`; a running run is not disturbed."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class StoredRun:
 
     @property
     def info(self) -> RunRow:
-        """What was run and how it ended."""
+        """The row of the run: what it is and how it ended."""
         row = next(self.records("runs"), None)
         if not isinstance(row, RunRow):
             raise UsageError(f"{self.path} holds no run")
@@ -83,7 +83,7 @@ class StoredRun:
     def records(
         self, table: str, *, where: str | None = None, parameters: Sequence[Any] = ()
     ) -> Iterator[Row]:
-        """Return the typed records of a table in the order of writing; see `rows`."""
+        """Yield the typed records of a table in the order of writing; see `rows`."""
         chosen = _chosen(table)
         for row in self._select(chosen, where, None, parameters):
             yield chosen.record(**self._decode(chosen, row))
@@ -100,8 +100,8 @@ class StoredRun:
         """Return rows as plain data: flags as booleans, JSON decoded, absent as None.
 
         Args:
-            table: Which one.
-            columns: Which columns; all by default.
+            table: Name of the table.
+            columns: Names of columns; all by default.
             where: A condition in SQL, such as "step > ?".
             parameters: Values for `?` in it.
             limit: Most rows to return.
@@ -120,9 +120,10 @@ class StoredRun:
         limit: int | None = None,
         library: str | None = None,
     ) -> Any:
-        """Return rows as a data frame of Polars or pandas, whichever is installed.
+        """Return rows as a data frame of Polars or, if that is not installed, pandas.
 
-        `library` asks for one of them; the rest is as in `rows`. JSON columns stay text.
+        `library` chooses one of them; the other arguments are those of `rows`. JSON columns stay
+        text.
         """
         name, module = frame_library(library)
         chosen = _chosen(table, columns)
@@ -131,7 +132,7 @@ class StoredRun:
 
     @property
     def entry(self) -> RunEntry:
-        """How the run stands, as in a list of runs."""
+        """State, progress and scores, as in a list of runs."""
         self._limit.start()
         try:
             return describe_store(self.folder, self._connection)
@@ -148,7 +149,7 @@ class StoredRun:
         limit: int | None = None,
         timeout_s: float | None = TIMEOUT_S,
     ) -> QueryResult:
-        """Answer one SELECT."""
+        """Return the result of one SELECT; see `query_run`."""
         try:
             with ask_connection(
                 self._connection,
@@ -198,10 +199,10 @@ class StoredRun:
             clock.start()
             cursor = self._connection.execute(statement, parameters)
             last: Any = None
-            # Not `yield from`: whoever stops half-way may have closed the file before.
+            # Not `yield from`: a caller that stops early may have closed the file.
             while (row := cursor.fetchone()) is not None:
                 if last is not None and not row[0] > last:
-                    # Pages that lead to each other would give the same rows for ever.
+                    # In a damaged file, pages in a cycle would repeat rows for ever.
                     raise self._damaged(ValueError(f"{chosen.name} repeats its rows"))
                 last = row[0]
                 clock.pause()
@@ -231,9 +232,9 @@ def open_run(
     """Open a recorded run for reading: a run folder, or its `run.db`.
 
     Args:
-        run: which run.
-        limit: the time that one question may take; a minute by default.
-        busy_timeout_s: how long to wait for another program that holds the file.
+        run: The run folder or its `run.db`.
+        limit: Time limit of one query; 20 seconds by default.
+        busy_timeout_s: How long to wait while another program locks the file.
 
     Raises:
         StoreError: There is no store, or it is damaged, foreign or newer.
@@ -242,7 +243,7 @@ def open_run(
 
 
 def frame_library(name: str | None = None) -> tuple[str, Any]:
-    """Return the data-frame library to use, with its name."""
+    """Return the name and the module of the data-frame library to use."""
     if name is not None and name not in FRAME_LIBRARIES:
         raise unknown_name("data-frame library", name, FRAME_LIBRARIES)
     for candidate in FRAME_LIBRARIES if name is None else (name,):
@@ -256,7 +257,7 @@ def frame_library(name: str | None = None) -> tuple[str, Any]:
 
 
 def _chosen(name: str, columns: Sequence[str] | None = None) -> Table:
-    """Return a table by its name, with only the chosen columns."""
+    """Return a table with only the chosen columns."""
     if name not in TABLES:
         raise unknown_name("table", name, TABLES)
     table = TABLES[name]
@@ -278,7 +279,7 @@ def _polars(module: Any, table: Table, rows: list[tuple[Any, ...]]) -> Any:
 
 
 def _pandas(module: Any, table: Table, rows: list[tuple[Any, ...]]) -> Any:
-    # Pandas' nullable types keep an absent whole number absent, instead of making it a fraction.
+    # Nullable types keep a missing integer missing, instead of turning the column into floats.
     types = {"INTEGER": "Int64", "REAL": "Float64", "TEXT": "string"}
     frame = module.DataFrame.from_records(rows, columns=list(table.names))
     return frame.astype(
@@ -289,13 +290,13 @@ def _pandas(module: Any, table: Table, rows: list[tuple[Any, ...]]) -> Any:
     )
 
 
-# ---- The history of one growing network, read back from its store as it was recorded
+# ---- The history of one network
 
 
 T = TypeVar("T", SlotRecord, DecisionRecord, DeepeningRecord, StackRecord, EpochRecord, SeedRecord)
 
 _ABSENT = {float: math.nan, int: 0, bool: False, str: ""}
-"""What a record that must have a value says where the store has none."""
+"""Default values of required fields, for NULL in the store."""
 
 
 def read_history(
@@ -337,7 +338,7 @@ def read_history(
     woken: dict[int, list[DeepeningRecord]] = {}
     for decision in read("decisions"):
         assert isinstance(decision, DecisionRow)
-        # Blocks may wake more than once in an epoch; the first decision stands for all.
+        # Blocks may wake several times in an epoch; `decision` is the first.
         decisions.setdefault(decision.step, _record(DecisionRecord, decision))
         if decision.op == DEEPEN:
             woken.setdefault(decision.step, []).append(
@@ -387,7 +388,7 @@ def read_seeds(run: StoredRun, *, round: int = 0, row: int = 0) -> list[SeedReco
 def _depth(
     epoch: EpochRow, stacks: Sequence[StackRecord], woken: Sequence[DeepeningRecord]
 ) -> DepthRecord | None:
-    """Return how deep a network was; None where the store has no stacks of it."""
+    """Return the depth of a network at an epoch; None without stacks."""
     if not stacks:
         return None
     return DepthRecord(
@@ -400,7 +401,7 @@ def _depth(
 
 
 def _record(kind: type[T], row: Row, **given: Any) -> T:
-    """Return the record that a row was made from."""
+    """Return a row as a record."""
     for name, absent in _NEEDED[kind.__name__].items():
         if name not in given and getattr(row, name) is None:
             given[name] = absent
@@ -408,7 +409,7 @@ def _record(kind: type[T], row: Row, **given: Any) -> T:
 
 
 def _needed(kind: type[Any]) -> dict[str, Any]:
-    """Return what stands for an absent value, by the name of every field that must have one."""
+    """Return the default value of each required field."""
     hints = typing.get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
     return {name: _ABSENT[hints[name]] for name in names if hints[name] in _ABSENT}

@@ -1,9 +1,9 @@
-"""The writer thread: takes rows off a bounded queue and commits them to SQLite in batches.
+"""The writer thread: takes rows from a bounded queue and commits them to SQLite in batches.
 
-Nothing a producer hands over is dropped: when the queue is full the producer waits, and the wait
-is measured. A batch is committed a quarter of a second after its first row at the latest (longer
-only while SQLite itself is busy), so that a killed process loses less than a second. What goes
-wrong in the thread is raised to the producer at its next call, as one line.
+No row is dropped: when the queue is full the producer waits, and the wait is measured. A batch is
+committed at most a quarter of a second after its first row (longer only while SQLite is busy), so
+that a killed process loses less than a second. Errors of the thread are raised in the producer at
+its next call, as one line.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 from esper.nissa.columns import TABLES, Row, Table, json_text, plain_value
 from esper.nissa.database import CHECKPOINT_KEPT, StoreError, cannot
 
-# ---- From records to rows in SQLite: the values it keeps, and the statements that insert them
+# ---- Encoding records as rows, and the statements that insert them
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Many rows of one table, as columns; a value that is no list stands for every row."""
+    """Many rows of one table, as columns; a value that is not a list applies to every row."""
 
     table: Table
     values: Mapping[str, Any]
@@ -37,12 +37,12 @@ class Columns:
 
 
 class RowError(StoreError):
-    """One row cannot be stored: its key is taken, or a value is of no known kind."""
+    """A row cannot be stored: its key exists already, or a value has an unknown type."""
 
 
 @lru_cache(maxsize=64)
 def _special(table: Table) -> tuple[tuple[int, ...], int | None]:
-    """Return where a table has JSON columns, and where the time is, if it has one."""
+    """Return the indices of the JSON columns of a table, and that of its time."""
     names = table.names
     json_columns = tuple(i for i, column in enumerate(table.columns) if column.is_json)
     return json_columns, names.index("time") if "time" in names else None
@@ -83,11 +83,11 @@ def encode_columns(item: Columns) -> list[tuple[Any, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """How a row of one table is inserted."""
+    """The INSERT of one table."""
 
     statement: str
     bind: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-    """Turns the values of a row into the values of the statement."""
+    """Returns the parameters of the statement for the values of a row."""
 
 
 @lru_cache(maxsize=64)
@@ -126,7 +126,7 @@ def write_rows(
 
 
 def insert_rows(connection: sqlite3.Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
-    """Insert rows within the transaction that is open; raise `StoreError` for one that is wrong."""
+    """Insert rows in the open transaction; raise `RowError` for one that is wrong."""
     insert = insert_of(table)
     connection.execute("SAVEPOINT quick")
     try:
@@ -138,7 +138,7 @@ def insert_rows(connection: sqlite3.Connection, table: Table, rows: list[tuple[A
         OverflowError,
         UnicodeEncodeError,
     ):
-        # Some value is not SQLite's own kind: once more, each value turned into one.
+        # Some value has a type that SQLite does not know: convert each and try again.
         connection.execute("ROLLBACK TO quick")
         for row in rows:
             _insert_one(connection, table, insert, row)
@@ -164,14 +164,14 @@ _STORED: dict[str, type | tuple[type, ...]] = {
     "REAL": (float, int),
     "TEXT": str,
 }
-"""What SQLite gives back; a column of a file that somebody changed may hold anything."""
+"""Types that SQLite returns; in a changed file a column may hold any other."""
 
 
 def decode(table: Table, values: Sequence[Any]) -> dict[str, Any]:
     """Return the columns of one row: flags as booleans, JSON as plain data, NULL as None.
 
     Raises:
-        ValueError: A column holds something else than it is declared to.
+        ValueError: A column holds a value of another type than declared.
     """
     row: dict[str, Any] = {}
     for column, value in zip(table.columns, values, strict=True):
@@ -190,7 +190,7 @@ def decode(table: Table, values: Sequence[Any]) -> dict[str, Any]:
 def read_records(
     connection: sqlite3.Connection, table_name: str, condition: str = ""
 ) -> Iterator[Row]:
-    """Return the records of a table in the order of writing; `condition` is SQL of our own."""
+    """Yield the records of a table in the order of writing; `condition` is trusted SQL."""
     table = TABLES[table_name]
     names = ", ".join(f'"{name}"' for name in table.names)
     query = f'SELECT {names} FROM "{table_name}" {condition} ORDER BY id'
@@ -206,20 +206,20 @@ QUEUE_ROWS = 50_000
 
 @dataclass(slots=True)
 class WriterStats:
-    """What the writer has done, and what it cost its producers."""
+    """Statistics of the writer."""
 
     rows: int = 0
     """Rows committed."""
     commits: int = 0
     waits: int = 0
-    """How often a producer found the queue full."""
+    """How often a producer had to wait for a full queue."""
     wait_s: float = 0.0
     """Time producers spent waiting for room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Rows that belong together: they are committed in one transaction."""
+    """Rows that are committed in one transaction."""
 
     rows: Sequence[tuple[Table, Row]]
     time: float
@@ -227,7 +227,7 @@ class Records:
 
 @dataclass(slots=True)
 class Command:
-    """Something to do with the connection after everything before it is committed."""
+    """A function to call with the connection after all earlier rows are committed."""
 
     action: Callable[[sqlite3.Connection], Any]
     done: threading.Event = field(default_factory=threading.Event)
@@ -239,7 +239,7 @@ Item = Records | Columns | Command
 
 
 class Writer:
-    """Owns the connection from `start` to `stop`; all other methods are for producers."""
+    """The writer thread, which owns the connection from `start` to `stop`."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class Writer:
         self._urgent = False
         self._stopping = False
         self.error: str | None = None
-        """What stopped the thread, if anything did."""
+        """The error that stopped the thread, if any."""
         lock = threading.Lock()
         self._arrived = threading.Condition(lock)
         self._room = threading.Condition(lock)
@@ -277,7 +277,7 @@ class Writer:
         self._thread.start()
 
     def put(self, item: Records | Columns, size: int, *, wait: bool = True) -> None:
-        """Hand rows over; wait while the queue is full, unless the writer itself may be asking."""
+        """Queue rows; wait while the queue is full, unless the writer thread itself calls this."""
         with self._arrived:
             self._check()
             if wait and self._size + size > self._capacity and self._size:
@@ -285,7 +285,7 @@ class Writer:
             self._append(item, size)
 
     def call(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        """Have the thread commit what came before, do something, and return its result."""
+        """Commit all earlier rows, call a function in the thread, and return its result."""
         command = Command(action)
         with self._arrived:
             self._check()
@@ -300,7 +300,7 @@ class Writer:
         return result
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Commit what is left and end the thread; does nothing the second time."""
+        """Commit the remaining rows and end the thread; a second call does nothing."""
         with self._arrived:
             self._stopping = True
             self._arrived.notify()
@@ -341,7 +341,7 @@ class Writer:
     # --------------------------------------------------------------------------- the thread's own
 
     def _run(self) -> None:
-        # The border of the thread: whatever ends it must reach the producer.
+        # Whatever ends the thread must be reported to the producer.
         try:
             while (items := self._take()) is not None:
                 self._work(items)
@@ -356,7 +356,7 @@ class Writer:
             self._connection.close()
 
     def _take(self) -> list[Item] | None:
-        """Wait for rows, give others time to join them, and return them; None is the end."""
+        """Wait for rows and those that follow soon, and return them; None at the end."""
         with self._arrived:
             while not self._items:
                 if self._stopping:
@@ -376,7 +376,7 @@ class Writer:
             return items
 
     def _work(self, items: list[Item]) -> None:
-        """Carry out items in order: rows in transactions, commands between them."""
+        """Process items in order: rows in transactions, commands between them."""
         batch: list[Item] = []
         for item in items:
             if isinstance(item, Command):
@@ -393,7 +393,7 @@ class Writer:
         try:
             self._write(batch)
         except RowError:
-            # One row is wrong: the others must not suffer for it.
+            # One row is wrong: write the others.
             wrong: StoreError | None = None
             for item in batch:
                 try:
@@ -416,7 +416,7 @@ class Writer:
             self._deliver(records)
 
     def _carry_out(self, command: Command) -> None:
-        # What fails belongs to whoever asked; the thread goes on unless SQLite is beyond use.
+        # The caller gets the error; the thread continues.
         try:
             command.result = command.action(self._connection)
         except StoreError as error:

@@ -1,4 +1,4 @@
-"""Monitors: small pure functions over what was recorded, each with a threshold and an advice."""
+"""Monitors: small pure functions of recorded rows, each with thresholds and advice."""
 
 from __future__ import annotations
 

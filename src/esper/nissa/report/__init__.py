@@ -1,4 +1,4 @@
-"""What people read after a run: its picture and its page, made from what was recorded alone."""
+"""Reports of runs: a page and a picture, made from the store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from esper.nissa.schema_runs import RunRow
 __all__ = ["growth_picture", "render_report", "render_run", "report_run", "write_report"]
 
 
-# ---- The report of a run from its store alone: finished, going on, interrupted or killed
+# ---- The report of a run, finished or not
 
 
 REPORT_FILE = "report.html"
@@ -41,7 +41,7 @@ def report_run(run: str | os.PathLike[str], out: str | os.PathLike[str] | None =
 
 
 def write_run_report(stored: StoredRun, out: str | os.PathLike[str] | None = None) -> Path:
-    """Do the same with a run that is open."""
+    """Write the report of an open run; see `report_run`."""
     try:
         page = render_run(stored)
     except EsperError:
@@ -54,7 +54,7 @@ def write_run_report(stored: StoredRun, out: str | os.PathLike[str] | None = Non
         TypeError,
         ValueError,
     ) as error:
-        # Each value is of its kind, but together they are nothing a run would have recorded.
+        # Each value has its type, but together they are inconsistent.
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise StoreError(
             f"no report can be made of what {stored.path} holds ({reason}); use another copy "
@@ -70,7 +70,7 @@ def render_run(run: StoredRun) -> str:
     info = run.info
     if info.kind == "train":
         return render_training(read_training(run), _about(run, info), **_origin(run, info))
-    # What is of no known kind is counted, not listed: there may be millions.
+    # Rows of an unknown kind of run are only counted: there may be millions.
     is_grown = info.kind == "grow"
     every = _every(run) if is_grown else 1
     history = read_history(run, every) if is_grown else []
@@ -114,13 +114,13 @@ def render_run(run: StoredRun) -> str:
 
 
 def _every(run: StoredRun) -> int:
-    """Return how many epochs go to one that is shown, so that a page stays one."""
+    """Return the stride of the epochs to show, so that the page stays readable."""
     epochs: int = run.query("SELECT COUNT(*) FROM epochs", timeout_s=ANSWER_S).rows[0][0]
     return max(1, math.ceil(epochs / SHOWN_EPOCHS))
 
 
 def _origin(run: StoredRun, info: RunRow) -> dict[str, Any]:
-    """Return what every page tells of where its run came from."""
+    """Return settings, command, versions and alarms of a run."""
     alarms = [row for row in run.records("alarms") if isinstance(row, AlarmRow)]
     return {
         "config": info.config if isinstance(info.config, dict) else {},
@@ -131,7 +131,7 @@ def _origin(run: StoredRun, info: RunRow) -> dict[str, Any]:
 
 
 def read_modules(run: StoredRun) -> tuple[ModuleRecord, ...]:
-    """Return what the host of a run is made of, as it was recorded at the start."""
+    """Return the modules of the host, as recorded at the start."""
     rows = run.rows(
         "events", columns=["data"], where="kind = ?", parameters=[EventKind.TRAINING_STARTED]
     )
@@ -141,7 +141,7 @@ def read_modules(run: StoredRun) -> tuple[ModuleRecord, ...]:
 
 
 def _worth_at_end(run: StoredRun, kept_epoch: int) -> dict[str, tuple[float | None, float | None]]:
-    """Return what the seed in each slot was worth in the kept network, measured after the end."""
+    """Return by slot the contribution of its seed in the kept network, and the standard error."""
     rows = run.rows(
         "contributions",
         columns=["slot", "value", "se"],

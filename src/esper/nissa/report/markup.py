@@ -1,4 +1,4 @@
-"""Markup a reader can trust: escaped elements, visible characters, numbers with honest digits."""
+"""Markup and texts of reports: escaped elements, printable text, formatted numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MINUS = "−"
 
 _LIMIT = 400
 _HUGE = 1e6
-# Marks that reorder the text around them could make a name read as something else.
+# Direction marks could make a name look like another.
 _DIRECTION_MARKS = frozenset(
     "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 )
@@ -29,12 +29,12 @@ def visible(value: object, *, limit: int = _LIMIT, keep: str = "") -> str:
 
     Args:
         value: Anything; its `str` is shown.
-        limit: Longer text is cut there, and says how long it was.
-        keep: Characters that stay as they are although they do not print, such as newlines.
+        limit: Longer text is cut there, with its length appended.
+        keep: Characters to keep although they do not print, such as newlines.
     """
     text = str(value)
     shown = text[:limit]
-    # Python finds fewer characters printable than are shown here, so what it does is shown as is.
+    # Fast path: everything that Python calls printable is shown here.
     if not shown.isprintable():
         shown = "".join(
             character if character in keep else _printable(character) for character in shown
@@ -45,19 +45,19 @@ def visible(value: object, *, limit: int = _LIMIT, keep: str = "") -> str:
 
 
 def escaped(value: object, *, limit: int = _LIMIT, keep: str = "") -> str:
-    """Return a value as printable text that markup and quoted attributes take literally."""
+    """Return a value as printable text, escaped for markup and quoted attributes."""
     return html.escape(visible(value, limit=limit, keep=keep), quote=True)
 
 
 def shortened(value: object, length: int) -> str:
-    """Return printable text of at most `length` characters, with an ellipsis where it was cut."""
+    """Return printable text of at most `length` characters, with an ellipsis if it was cut."""
     text = visible(value)
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def width_in_em(text: str) -> float:
-    """Return about how wide a text is, in units of its font size."""
-    # No font can be measured here; these are upper ends for the usual sans-serif faces.
+    """Return the approximate width of a text, in units of its font size."""
+    # Upper bounds for common sans-serif fonts.
     return sum(
         1.05 if unicodedata.east_asian_width(character) in "WF" else 0.61 for character in text
     )
@@ -133,10 +133,7 @@ def format_count(value: int) -> str:
 
 
 def format_number(value: float | None, *, decimals: int | None = None, signed: bool = False) -> str:
-    """Return a measured value with as many decimals as its size deserves.
-
-    An absent value is "not measured", never 0.
-    """
+    """Return a value with decimals that fit its size; None is "not measured"."""
     if value is None:
         return NOT_MEASURED
     if not math.isfinite(value):
@@ -153,7 +150,7 @@ def format_number(value: float | None, *, decimals: int | None = None, signed: b
 
 
 def format_measure(value: float | None) -> str:
-    """Return a number of any size in few characters: a KL of 1e-4 as well as a count."""
+    """Return a number of any size in few characters."""
     if value is None:
         return NOT_MEASURED
     if not math.isfinite(value):
@@ -170,20 +167,20 @@ def format_measure(value: float | None) -> str:
 
 
 def format_share(part: float | None, whole: float = 1.0) -> str:
-    """Return a share in percent; there is none of nothing."""
+    """Return a share in percent, "not measured" without a whole."""
     if part is None or not whole:
         return NOT_MEASURED
     share = 100 * part / whole
     if not math.isfinite(share):
         return NOT_FINITE
-    # Close to either end another digit tells much; and all or nothing is said without any.
+    # Two decimals close to 0 and 100, none at 0 and 100.
     is_close = 0.005 < share < 1 or 99 < share < 99.995
     decimals = 2 if is_close else 0 if round(share, 2) in (0, 100) else 1
     return f"{share:.{decimals}f} %".replace("-", MINUS)
 
 
 def decimals_for(value: float) -> int:
-    """Return how many decimals a score of this size deserves."""
+    """Return the number of decimals for a score of this size."""
     size = abs(value)
     if size == 0 or size >= 10:
         return 2
@@ -191,19 +188,19 @@ def decimals_for(value: float) -> int:
 
 
 def format_contribution(value: float | None, error: float | None) -> str:
-    """Return a contribution with its standard error, or that it was never measured."""
+    """Return a contribution with its standard error, or "not measured"."""
     if value is None or not math.isfinite(value):
         return NOT_MEASURED
     if error is None or not math.isfinite(error):
         return f"{format_number(value, decimals=_fine_decimals(value), signed=True)} ± unknown"
-    # The digits of the error say how many of the value's mean anything.
+    # The standard error decides how many decimals are significant.
     decimals = _fine_decimals(error or value)
     value_text = format_number(value, decimals=decimals, signed=True)
     return f"{value_text} ± {format_number(error, decimals=decimals)}"
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time the way people say it."""
+    """Return a duration in words."""
     if not math.isfinite(seconds) or seconds < 0:
         return "unknown"
     if seconds < 60:
@@ -262,24 +259,24 @@ def label(content: object, **attributes: Attribute) -> str:
 def rectangle(
     kind: str, x: float, y: float, width: float, height: float, *children: str, **more: Attribute
 ) -> str:
-    """Return a rectangle of a class; whatever is inside it comes last."""
+    """Return a rectangle with a CSS class; `children` are its content."""
     return element("rect", *children, class_=kind, x=x, y=y, width=width, height=height, **more)
 
 
 def tooltip(content: object) -> str:
-    """Return what a pointer resting on the enclosing element shows."""
+    """Return the tooltip of the enclosing element."""
     return element("title", escaped(content, limit=1000))
 
 
 def number(value: float) -> str:
-    """Return a coordinate in few characters; a hundredth of a unit is invisible."""
+    """Return a coordinate, rounded to a hundredth."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A straight map from values `low..high` to coordinates `start..end`."""
+    """Linear map from values `low..high` to coordinates `start..end`."""
 
     low: float
     high: float
@@ -295,10 +292,10 @@ def round_ticks(low: float, high: float, most: int, *, whole: bool = False) -> l
     """Return at most about `most` round values between `low` and `high`.
 
     Args:
-        low: Where the axis starts.
-        high: Where it ends, above `low`.
-        most: How many values have room.
-        whole: Only whole numbers, for axes that count.
+        low: Start of the axis.
+        high: End of the axis, above `low`.
+        most: How many values fit.
+        whole: Whether to use whole numbers only.
     """
     raw = (high - low) / most
     magnitude = 10.0 ** math.floor(math.log10(raw))

@@ -1,4 +1,4 @@
-"""Where a run is shown besides its store: TensorBoard, W&B, and whatever others add."""
+"""Sinks, which show a run beside its store: TensorBoard, W&B, and registered ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ _BUILT_IN = (_tensorboard, _wandb)
 
 
 def check_sinks(sinks: Iterable[str | Sink]) -> None:
-    """Refuse sinks that are unknown or cannot work here, before a run is made for them.
-
-    One that fails later is reported, and the run goes on without it.
-    """
+    """Raise for sinks that are unknown or cannot work here, before a run is created."""
     for sink in sinks:
         name, _ = make_sink(sink)
         if name == "wandb":

@@ -1,8 +1,7 @@
-"""What a sink is, the table of those there are, and the pump that feeds one.
+"""Sinks: the protocol, the registry, and the pump that feeds one.
 
-A sink shows a run somewhere else: TensorBoard, W&B, a chat. It gets every record after the store
-has committed it, on a thread of its own, so a slow or failing sink never holds up a run; the
-store keeps everything whatever becomes of it.
+A sink shows a run elsewhere: TensorBoard, W&B, a chat. It gets every record after the store has
+committed it, on a thread of its own, so that a slow or failing sink never delays a run.
 """
 
 from __future__ import annotations
@@ -24,36 +23,36 @@ from esper.nissa.schema_runs import EpisodeRow, RoundRow, RunRow, UpdateHeadRow,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext:
-    """Where a sink starts from."""
+    """The start of a sink."""
 
     folder: Path
-    """The run folder; a sink writes below it, under a name of its own."""
+    """The run folder; a sink writes to a subfolder of its own."""
     run: RunRow
-    """What is being run."""
+    """The run."""
     is_resumed: bool
-    """The run goes on from a checkpoint."""
+    """Whether the run continues from a checkpoint."""
     cursor: Mapping[str, Any] | None
-    """What `mark` returned at that checkpoint; None when there is nothing to keep."""
+    """The result of `mark` at that checkpoint; None if there is nothing to keep."""
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """Takes records and shows them; all methods are called on one thread.
+    """Shows records elsewhere; all methods are called on one thread.
 
-    Any exception ends the sink: it is reported once, and the run goes on without it.
+    Any exception ends the sink: it is reported once, and the run continues without it.
     """
 
     def start(self, context: SinkContext) -> None:
-        """Begin, or go on from `context.cursor` and forget what came after it."""
+        """Start, or continue from `context.cursor` and discard what came after it."""
 
     def write(self, records: Sequence[Row]) -> None:
-        """Take records in order; `esper.nissa.sinks.sink.points_of` turns one into points."""
+        """Show records, in order; `esper.nissa.sinks.sink.points_of` returns their points."""
 
     def mark(self) -> Mapping[str, Any]:
-        """Hand everything so far over; return plain data to go on from here later."""
+        """Flush everything; return plain data from which to continue later."""
 
     def close(self, status: str) -> None:
-        """End; the run is `finished`, `interrupted` or `failed`."""
+        """Close; the run is `finished`, `interrupted` or `failed`."""
 
 
 SinkFactory = Callable[[], Sink]
@@ -62,11 +61,11 @@ F = TypeVar("F", bound=SinkFactory)
 DEFAULT_SINKS = ("tensorboard",)
 
 SINKS: Registry[SinkFactory] = Registry("sink")
-"""Sinks by name; a third party adds its own through `register_sink` or the group `esper.sinks`."""
+"""Sinks by name; add your own with `register_sink` or the entry-point group `esper.sinks`."""
 
 
 def register_sink(name: str) -> Callable[[F], F]:
-    """Return a decorator that registers a class, or a function that makes a sink, under a name."""
+    """Return a decorator that registers a class or a factory of sinks by name."""
 
     def register(factory: F) -> F:
         SINKS.register(name, factory)
@@ -76,7 +75,7 @@ def register_sink(name: str) -> Callable[[F], F]:
 
 
 def make_sink(sink: str | Sink) -> tuple[str, Sink]:
-    """Return a sink with its name, made by name or taken as it is."""
+    """Return a sink and its name, given either."""
     if isinstance(sink, str):
         return sink, SINKS.get(sink)()
     if not isinstance(sink, Sink) or isinstance(sink, type):
@@ -94,7 +93,7 @@ MARK_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 10.0
 
 Report = Callable[[str, str], None]
-"""Called with the sink's name and one line about what happened to it, once or twice in its life."""
+"""Called with the name of a sink and a line about its failure."""
 
 
 @dataclass(slots=True)
@@ -103,7 +102,7 @@ class _Mark:
 
 
 class SinkPump:
-    """Feeds one sink; every method returns at once, or within its timeout, whatever it does."""
+    """Feeds one sink; every method returns at once or within its timeout."""
 
     def __init__(self, name: str, sink: Sink, context: SinkContext, report: Report) -> None:
         """Start the thread, which starts the sink."""
@@ -124,7 +123,7 @@ class SinkPump:
         self._thread.start()
 
     def offer(self, records: Sequence[Row]) -> None:
-        """Queue records; those for which there is no room are dropped and counted."""
+        """Queue records; if the queue is full, drop and count them."""
         with self._changed:
             if self._is_failed:
                 return
@@ -137,10 +136,10 @@ class SinkPump:
             self._complain("it is too slow; some of its points are left out")
 
     def mark(self, timeout_s: float = MARK_TIMEOUT_S) -> Mapping[str, Any] | None:
-        """Return the sink's cursor after everything offered so far.
+        """Return the cursor of the sink after all records so far.
 
-        One that does not answer in time is waited for once; until it does, its last cursor stands,
-        so that a resume takes it back further than it must, never less.
+        If it does not answer in time, its last cursor is returned: a resume then goes back further
+        than needed, never less.
         """
         with self._changed:
             if self._is_failed or (self._pending is not None and not self._pending.done.is_set()):
@@ -158,7 +157,7 @@ class SinkPump:
         return self._cursor
 
     def close(self, status: str, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Let the sink finish what is queued and end it; leave it behind if it hangs."""
+        """Let the sink process the queue and close it; abandon it if it hangs."""
         with self._changed:
             self._status = status
             self._changed.notify()
@@ -167,7 +166,7 @@ class SinkPump:
             self._fail(f"it did not end within {timeout_s:g} s")
 
     def _run(self, context: SinkContext) -> None:
-        # Foreign code: whatever it raises must end here.
+        # A sink may be foreign code and raise anything.
         try:
             self._sink.start(context)
             while (batch := self._take()) is not None:
@@ -218,7 +217,7 @@ class SinkPump:
 
 
 def _below(group: str, *columns: str) -> dict[str, str]:
-    """Return columns that are shown under their own names."""
+    """Return metric names made of a group and the names of columns."""
     return {column: f"{group}/{column}" for column in columns}
 
 
@@ -278,14 +277,14 @@ _OTHER_HEADS = {
     "usage": "head_usage/<head>",
     "entropy_nats": "entropy/<head>",
 }
-"""The documents' own names; the alarms on ratios and entropies look at the same numbers."""
+"""Metric names of the design documents."""
 
 HEADS = {
     column.name: _OTHER_HEADS.get(column.name, f"losses/{column.name}/<head>")
     for column in TABLE_OF[UpdateHeadRow].columns
     if column.sql == "REAL"
 }
-"""Every measured column of a head, which is put in the place of `<head>`."""
+"""Every measured column of a head; `<head>` is replaced by its name."""
 
 METRICS: dict[type[Row], Mapping[str, str | None]] = {
     EpisodeRow: EPISODES,
@@ -294,7 +293,7 @@ METRICS: dict[type[Row], Mapping[str, str | None]] = {
     UpdateRow: UPDATES,
     UpdateHeadRow: HEADS,
 }
-"""Columns to metric names, by the class of the record."""
+"""Metric names by column, by class of record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,14 +306,13 @@ class Point:
 
 
 TERMS = ("mean", "share")
-"""What is drawn of every term of the reward in a round, as `rewards/<this>/<term>`."""
+"""Figures of each reward term, shown as `rewards/<figure>/<term>`."""
 
 
 def points_of(record: Row, run: RunRow) -> Iterator[Point]:
-    """Return the points of a record, absent values left out.
+    """Yield the points of a record, without missing values.
 
-    Epochs are drawn when the run trains one network; those of a population are curves only as
-    rounds and episodes. Updates are drawn once, when their last epoch is done.
+    Epochs have points only in runs of one network. Updates have points once, after their last pass.
     """
     names = METRICS.get(type(record))
     if names is None:

@@ -1,8 +1,8 @@
 """TensorBoard: scalars and hyper-parameters in `tb/` of the run folder.
 
-One event file per run. A resume cuts it back to where the checkpoint left it and goes on in the
-same file, so that the curves of an interrupted run are those of an uninterrupted one. The message
-classes come from tensorboardX, which is loaded when the sink starts.
+One event file per run. A resume truncates it to its length at the checkpoint and appends to it, so
+that the curves of an interrupted run are those of an uninterrupted one. The message classes come
+from tensorboardX, which is imported when the sink starts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TensorBoardSink:
         self._checksum: Any = None
 
     def start(self, context: SinkContext) -> None:
-        """Open the event file, cut back to the cursor when the run is resumed."""
+        """Open the event file; if the run is resumed, truncate it to the cursor."""
         self._event = importlib.import_module("tensorboardX.proto.event_pb2").Event
         self._summary = importlib.import_module("tensorboardX.proto.summary_pb2")
         self._checksum = importlib.import_module("tensorboardX.record_writer").masked_crc32c
@@ -77,7 +77,7 @@ class TensorBoardSink:
         self._opened().flush()
 
     def mark(self) -> Mapping[str, Any]:
-        """Hand everything to the system; the cursor is the file's name and length."""
+        """Flush the file; the cursor is its name and length."""
         file = self._opened()
         file.flush()
         return {"file": self._path.name, "bytes": file.tell()}
@@ -121,7 +121,7 @@ class TensorBoardSink:
 
 
 def settings_of(run: RunRow) -> Iterator[tuple[str, str | float | bool]]:
-    """Return a run's settings as flat names and values, as hyper-parameter tables want them."""
+    """Yield the settings of a run as flat names and values, for hyper-parameter tables."""
     top = {"kind": run.kind, "task": run.task, "controller": run.controller, "seed": run.seed}
     config = run.config if isinstance(run.config, Mapping) else {}
     pairs = [(name, value) for name, value in top.items() if value is not None]
@@ -141,14 +141,14 @@ def _tag(name: str) -> str:
 
 
 def _cut_back(folder: Path, cursor: Mapping[str, Any] | None) -> tuple[Path, BinaryIO] | None:
-    """Remove what was written after the cursor; open the file to go on with, if it is there."""
+    """Remove everything after the cursor; return the file to append to, if it exists."""
     kept = None if cursor is None else folder / Path(str(cursor["file"])).name
     for path in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
         if path != kept:
             path.unlink()
     if cursor is None or kept is None or not kept.exists():
         return None
-    # A power cut may have taken the end: then as much as is whole is kept.
+    # After a power cut the end may be missing: only whole records are kept.
     whole = min(int(cursor["bytes"]), _whole_bytes(kept))
     if not whole:
         kept.unlink()

@@ -1,8 +1,8 @@
 """Weights & Biases, as the optional extra `wandb`.
 
-Whether it talks to a server is W&B's own setting (`WANDB_MODE`, or `wandb offline`). Curves have
-their own x axis, `esper/step`. A resumed run continues the same W&B run; what W&B was sent after
-the checkpoint stays there and is sent again, for a client cannot take points back.
+`WANDB_MODE` or `wandb offline` decides whether it uses a server. The x axis is `esper/step`. A
+resumed run continues the same W&B run; points after the checkpoint are sent twice, because W&B
+cannot delete points.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class WandbSink:
             if isinstance(record, AlarmRow):
                 self._alarm(record)
             for point in points_of(record, self._run):
-                # A reward's author names its terms, and may name them as he likes.
+                # Names of reward terms may contain any characters.
                 name = storable_text(point.name)
                 if entry and (point.step != step or name in entry):
                     self._logger.log({STEP: step, **entry})
@@ -71,7 +71,7 @@ class WandbSink:
             self._logger.log({STEP: step, **entry})
 
     def mark(self) -> Mapping[str, Any]:
-        """Return the id of the W&B run; W&B writes behind its own back."""
+        """Return the id of the W&B run."""
         return {"id": self._run.run_id}
 
     def close(self, status: str) -> None:
@@ -92,9 +92,9 @@ class WandbSink:
 
 
 def check_wandb() -> None:
-    """Refuse W&B that is not installed or not logged in, before there is a run to show.
+    """Raise if W&B is not installed or not logged in, before a run starts.
 
-    On a terminal W&B asks for its key itself. A sink would ask too late, on a thread of its own.
+    In a terminal W&B asks for its key here; a sink runs on a thread of its own and cannot.
     """
     wandb = _load()
     if wandb.setup().settings.mode in _WITHOUT_SERVER:
