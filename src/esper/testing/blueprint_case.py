@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -141,15 +143,8 @@ class Case:
         draw: int = 0,
     ) -> Garden:
         """Return a garden around a new host, with a seed of this blueprint in TRAINING."""
-        lifecycle = LifecycleConfig(gates=GateConfig(min_training_epochs=0))
-        config = GardenConfig(lifecycle=lifecycle, training_mode=mode, seed=draw)
-        garden = Garden(
-            self.host(rectified=rectified),
-            [SLOT],
-            self.batch()[0],
-            axes=USUAL_AXES[self.topology],
-            config=config,
-        )
+        plain = Case(self.blueprint, self.topology, self.channels)
+        garden = copy.deepcopy(empty_garden(plain, mode, rectified, draw))
         for result in (
             garden.germinate(SLOT, self.blueprint.name, style=style, tempo=1, immediate=False),
             garden.advance(SLOT),
@@ -160,6 +155,15 @@ class Case:
     def __str__(self) -> str:
         place = f"on a {self.topology} slot of {self.channels} channels"
         return ", ".join([f"blueprint {self.blueprint.name!r} {place}", *self.trail])
+
+
+@lru_cache(maxsize=8)
+def empty_garden(case: Case, mode: TrainingMode, rectified: bool, draw: int) -> Garden:
+    """Return a garden without seeds; finding its slots takes longer than copying it."""
+    lifecycle = LifecycleConfig(gates=GateConfig(min_training_epochs=0))
+    config = GardenConfig(lifecycle=lifecycle, training_mode=mode, seed=draw)
+    axes, (x, _) = USUAL_AXES[case.topology], case.batch()
+    return Garden(case.host(rectified=rectified), [SLOT], x, axes=axes, config=config)
 
 
 def stir(module: nn.Module, key: int = 0) -> nn.Module:

@@ -21,7 +21,7 @@ from esper.kasmina.garden import Garden, load_garden
 from esper.kasmina.lifecycle import TrainingMode
 from esper.leyline.slots import NOOP, USUAL_AXES
 from esper.leyline.stages import BlendStyle
-from esper.testing.blueprint_case import BATCH, SLOT, Case, stir
+from esper.testing.blueprint_case import BATCH, SLOT, Case, empty_garden, stir
 
 STEPS = 3
 """Optimizer steps within which every parameter must get a gradient."""
@@ -69,6 +69,7 @@ def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
         name: The name it is registered under.
         channels: Widths to try.
     """
+    empty_garden.cache_clear()  # another blueprint may have been registered since
     blueprint = BLUEPRINTS.get(name)
     for topology in blueprint.topologies:
         for width in channels:
