@@ -8,7 +8,6 @@ from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import CheckpointError, UnknownNameError, UsageError
 from esper.tamiyo.controllers import (
     CONTROLLERS,
-    HeuristicConfig,
     HeuristicController,
     LearnedController,
     RandomController,
@@ -18,6 +17,7 @@ from esper.tamiyo.controllers import (
     register_controller,
     save_policy,
 )
+from esper.tamiyo.controllers.heuristic import HeuristicConfig
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.utils.storage import save_tree
 from tests.tamiyo.controllers.scenes import CONTEXT

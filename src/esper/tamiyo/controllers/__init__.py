@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from esper.tamiyo.controllers.baselines import (
-    PeriodicController,
-    PlateauController,
-    RandomController,
-    WaitController,
-)
-from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
+from esper.tamiyo.controllers.baselines import RandomController, WaitController
+from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import find_policy, load_policy, new_policy, save_policy
 from esper.tamiyo.controllers.pretrained import Tamiyo, TamiyoController, shipped_names
@@ -25,11 +20,8 @@ from esper.tamiyo.controllers.trial import TrialConfig, TrialController
 __all__ = [
     "CONTROLLERS",
     "Choice",
-    "HeuristicConfig",
     "HeuristicController",
     "LearnedController",
-    "PeriodicController",
-    "PlateauController",
     "RandomController",
     "ScheduleController",
     "Tamiyo",
