@@ -3,7 +3,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import placeholder_actions
+from esper.leyline import controller as defaults
+from esper.leyline.actions import HEAD_NAMES, placeholder_actions
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
@@ -40,3 +41,16 @@ def test_context_knows_the_built_in_blueprints_unless_told_otherwise() -> None:
     context = ControllerContext(slot_names=("layer1",))
     assert context.blueprint_names == BUILTIN_BLUEPRINTS
     assert context.seed == 0
+
+
+def test_constants_that_the_documents_fix() -> None:
+    for table in (
+        defaults.ENTROPY_COEF_PER_HEAD,
+        defaults.ENTROPY_FLOOR_PER_HEAD,
+        defaults.ENTROPY_FLOOR_PENALTY_COEF,
+        defaults.PROBABILITY_FLOOR_PER_HEAD,
+    ):
+        assert tuple(table) == HEAD_NAMES
+    assert defaults.DEFAULT_EPISODE_LENGTH == 150
+    assert defaults.DEFAULT_FEATURE_DIM == defaults.DEFAULT_LSTM_HIDDEN_DIM == 512
+    assert defaults.DEFAULT_GAMMA == 0.995

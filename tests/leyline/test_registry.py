@@ -1,11 +1,13 @@
 import importlib.metadata
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
 from esper.leyline import registry as module
 from esper.leyline.errors import EsperWarning, UnknownNameError, UsageError
-from esper.leyline.registry import Registry
+from esper.leyline.registry import Registry, find_in
 
 
 class Point:
@@ -112,3 +114,19 @@ def test_a_broken_plug_in_is_named_and_the_others_still_load(
 
 def test_groups_are_those_of_real_entry_points() -> None:
     assert module.entry_points is importlib.metadata.entry_points
+
+
+def test_a_name_is_looked_up_once_and_then_part_of_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = ModuleType("some_package")
+    monkeypatch.setitem(sys.modules, "some_package", package)
+    find = find_in("some_package", {"math": ("pi",)})
+    assert not hasattr(package, "pi")
+    assert find("pi") == pytest.approx(3.14159, abs=1e-5)
+    assert package.pi == find("pi")
+
+
+def test_an_unknown_name_is_refused_as_python_does() -> None:
+    with pytest.raises(AttributeError, match="module 'esper' has no attribute 'nothing'"):
+        find_in("esper", {})("nothing")

@@ -14,6 +14,7 @@ from esper.utils.process import (
     available_bytes,
     choose_device,
     gpu_memory_share,
+    grouped,
     keep_freed_memory,
     resident_bytes,
     software_versions,
@@ -122,3 +123,9 @@ def test_free_memory_is_less_than_all_there_is() -> None:
     free = available_bytes()
     assert free is not None
     assert 2**20 < free <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_values_and_keys_stay_in_the_order_in_which_they_come() -> None:
+    pairs = [("late", 3), ("early", 1), ("late", 2)]
+    assert list(grouped(pairs).items()) == [("late", [3, 2]), ("early", [1])]
+    assert grouped([]) == {}
