@@ -19,6 +19,7 @@ from esper.leyline.slots import BUILTIN_BLUEPRINTS, BUILTIN_KINDS, NUM_BLUEPRINT
 from esper.tamiyo.controllers.learned import LearnedController, follow_urges, looks_at
 from esper.tamiyo.controllers.policy_file import Policy, new_policy
 from esper.tamiyo.networks.config import PolicyConfig
+from esper.tamiyo.networks.layers import clear_rows
 from esper.testing.controllers import check_actions, check_controller, random_signals
 from esper.utils.randomness import generator
 from tests.tamiyo.controllers.scenes import CONTEXT, Scene, Slot, join_rows, take_rows
@@ -80,12 +81,24 @@ def test_a_row_acts_the_same_whatever_the_number_of_rows(policy: Policy) -> None
 def test_draws_are_those_of_the_stream_for_seed_row_and_step(policy: Policy) -> None:
     controller = LearnedController(policy, context(seed=11))
     controller.reset(2, "cpu")
-    expected = [
-        torch.rand(8, generator=generator(11, row, 1, "policy"), dtype=torch.float64)
-        for row in range(2)
-    ]
-    controller.act(*situation(2))
-    assert torch.equal(controller._draws(2), torch.stack(expected))
+    hidden = policy.network.initial_hidden(2)
+    for step in range(4):
+        signals, masks = situation(2, seed=step)
+        taken = controller.act(signals, masks)
+        observation, blueprints = policy.layout.observe(signals)
+        streams = [generator(11, row, step, "policy") for row in range(2)]
+        expected = policy.network.get_action(
+            policy.normalizer.normalize(observation),
+            masks,
+            blueprints,
+            clear_rows(hidden, signals.rolled_back),
+            explore=False,
+            uniforms=torch.stack(
+                [torch.rand(8, generator=stream, dtype=torch.float64) for stream in streams]
+            ),
+        )
+        hidden = expected.hidden
+        assert torch.equal(torch.stack([*taken.values()], dim=-1), expected.actions)
 
 
 def test_seeds_differ_and_greedy_does_not_draw(policy: Policy) -> None:

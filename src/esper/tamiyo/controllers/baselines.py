@@ -22,6 +22,7 @@ from esper.tamiyo.controllers.registry import (
     RowView,
     advance_seeds,
     check_rows,
+    draw_heads,
     first_untried,
     head_mask,
     pack_choices,
@@ -30,7 +31,6 @@ from esper.tamiyo.controllers.registry import (
     refuse_argument,
     register_controller,
 )
-from esper.utils.randomness import generator
 
 
 @register_controller("wait")
@@ -112,10 +112,8 @@ def draw_choice(masks: Masks, row: int, op: LifecycleOp | None, keys: tuple[int,
         op: a legal op; None draws one.
         keys: keys of the random stream.
     """
-    stream = generator(*keys, "policy")
     # One number per head, used or not, so that a head's draw does not depend on other heads.
-    uniform = torch.rand(len(HEAD_NAMES), generator=stream, dtype=torch.float64).tolist()
-    draws = dict(zip(HEAD_NAMES, uniform, strict=True))
+    draws = dict(zip(HEAD_NAMES, draw_heads(*keys).tolist(), strict=True))
     chosen = _pick(masks.op[row], draws["op"], "op", row) if op is None else int(op)
     choice = {"op": chosen}
     # CAUSAL_HEADS names the slot before the blueprint, whose mask depends on it.

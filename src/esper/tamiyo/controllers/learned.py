@@ -21,14 +21,13 @@ from esper.leyline.signals import Signals
 from esper.leyline.slots import NOOP
 from esper.leyline.stages import TEMPO_EPOCHS
 from esper.tamiyo.controllers.policy_file import Policy, find_policy, load_policy
-from esper.tamiyo.controllers.registry import check_rows, register_controller
+from esper.tamiyo.controllers.registry import check_rows, draw_heads, register_controller
 from esper.tamiyo.networks import Network
 from esper.tamiyo.networks.decision import OP, PolicyStep
 from esper.tamiyo.networks.layers import Hidden, clear_rows
 from esper.tamiyo.policy.distribution import masked_log_softmax, probabilities
 from esper.tamiyo.policy.observation import padded_slots
 from esper.utils.manifest import MANIFEST_FILE
-from esper.utils.randomness import generator
 
 # ---- Explanations: probabilities, values, and the most influential features
 
@@ -284,7 +283,10 @@ class LearnedController:
             observation = self.policy.normalizer.normalize(raw)
         rolled_back = signals.rolled_back.to(device)
         before = clear_rows(self._hidden, rolled_back)
-        uniforms = None if self.greedy else self._draws(signals.rows).to(device)
+        uniforms = None
+        if not self.greedy:
+            keys = [(self._context.seed, row, self._step) for row in range(signals.rows)]
+            uniforms = torch.stack([draw_heads(*key) for key in keys]).to(device)
 
         def decide(legal: Masks) -> PolicyStep:
             return self.policy.network.get_action(
@@ -381,20 +383,6 @@ class LearnedController:
         device = self.policy.network.floors.device
         self._hidden = (state["state"].to(device).clone(), state["cell"].to(device).clone())
         self._urges = state["urges"].to(device).clone()
-
-    def _draws(self, rows: int) -> Tensor:
-        """Return one number per row and head, float64 [rows, 8]."""
-        seed, step = self._context.seed, self._step
-        return torch.stack(
-            [
-                torch.rand(
-                    len(HEAD_NAMES),
-                    generator=generator(seed, row, step, "policy"),
-                    dtype=torch.float64,
-                )
-                for row in range(rows)
-            ]
-        )
 
     # Host and policy may number blueprints differently, so they are matched by name. The policy
     # never chooses a blueprint that it does not know; a seed of one reads as noop.

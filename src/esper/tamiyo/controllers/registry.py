@@ -23,6 +23,7 @@ from esper.leyline.registry import Registry
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import COOLDOWN_STAGES, AlphaMode, SeedStage
+from esper.utils.randomness import generator
 from esper.utils.settings import parse_settings, read_named, split_settings
 
 
@@ -150,6 +151,12 @@ def head_mask(masks: Masks, row: int, head: str, op: int, slot: int) -> Tensor:
         return masks.blueprint_by_slot[row, slot]
     mask: Tensor = getattr(masks, head)
     return mask[row]
+
+
+def draw_heads(*keys: int) -> Tensor:
+    """Return one draw from [0, 1) per head, float64 [8], from the random stream of these keys."""
+    stream = generator(*keys, "policy")
+    return torch.rand(len(HEAD_NAMES), generator=stream, dtype=torch.float64)
 
 
 def pack_choices(choices: Sequence[Choice], masks: Masks) -> dict[str, Tensor]:
