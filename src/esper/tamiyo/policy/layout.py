@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -59,6 +59,21 @@ def bit(name: str, formula: str) -> FeatureSpec:
     return FeatureSpec(name, formula, kind="one_hot")
 
 
+def _within(
+    name: str,
+    value: str,
+    low: float,
+    high: float,
+    unit: float = 1.0,
+    *,
+    note: str = "",
+    kind: FeatureKind = "continuous",
+) -> FeatureSpec:
+    """Return a feature that is a value clamped to a range and divided by a unit."""
+    formula = f"clamp({value}, {low:g}, {high:g})" + (f" / {unit:g}" if unit != 1.0 else "") + note
+    return FeatureSpec(name, formula, low=low / unit, high=high / unit, unit=unit, kind=kind)
+
+
 def _loss(name: str, what: str) -> FeatureSpec:
     formula = f"min(ln(1 + max({what}, 0)) / ln 11, 2)"
     return FeatureSpec(name, formula, high=LOSS_CEILING, unit=LOSS_UNIT)
@@ -71,21 +86,15 @@ def _accuracy(name: str, what: str) -> FeatureSpec:
 BASE_FEATURES: tuple[FeatureSpec, ...] = (
     FeatureSpec("epoch_progress", "epoch / max_epochs"),
     _loss("loss_norm", "val_loss"),
-    FeatureSpec(
-        "loss_delta_norm",
-        "clamp(previous loss - val_loss, -2, 2) / 2; 1 in the first epoch",
-        low=-1.0,
-        unit=2.0,
-    ),
+    _within("loss_delta_norm", "previous loss - val_loss", -2, 2, 2, note="; 1 in the first epoch"),
     _accuracy("accuracy_norm", "val_score"),
-    FeatureSpec(
+    _within(
         "accuracy_delta_norm",
-        "clamp(points(val_score) - points(previous score), -10, 10) / 10; "
-        "in the first epoch the previous score counts as 0 points",
-        low=-1.0,
-        unit=10.0,
+        "points(val_score) - points(previous score)",
+        *(-10, 10, 10),
+        note="; in the first epoch the previous score counts as 0 points",
     ),
-    FeatureSpec("plateau_norm", "clamp(plateau_epochs, 0, 20) / 20", unit=20.0),
+    _within("plateau_norm", "plateau_epochs", 0, 20, 20),
     flag("host_stabilized", "1 once the host has settled"),
     *(_loss(f"loss_history_{i}", f"loss_history[{i}]") for i in range(HISTORY)),
     *(_accuracy(f"acc_history_{i}", f"score_history[{i}]") for i in range(HISTORY)),
@@ -114,39 +123,23 @@ SLOT_FEATURES: tuple[FeatureSpec, ...] = (
     FeatureSpec("alpha", "alpha"),
     FeatureSpec("alpha_target", "alpha_target"),
     FeatureSpec("alpha_mode_norm", "index / 2 of HOLD, UP, DOWN", unit=2.0, kind="code"),
-    FeatureSpec("alpha_velocity", "clamp(alpha_velocity, -1, 1)", low=-1.0),
+    _within("alpha_velocity", "alpha_velocity", -1, 1),
     FeatureSpec("time_to_target_norm", "clamp(time_to_target, 0, max_epochs) / max_epochs"),
     FeatureSpec("alpha_algorithm_norm", "index / 2 of ADD, MULTIPLY, GATE", unit=2.0, kind="code"),
-    FeatureSpec(
-        "contribution_norm",
-        "clamp(contribution, -10, 10) / 10; 0 before the first ablation",
-        low=-1.0,
-        unit=10.0,
+    *(
+        _within(f"{name}_norm", name, -10, 10, 10, note="; 0 before the first ablation")
+        for name in ("contribution", "contribution_velocity")
     ),
-    FeatureSpec(
-        "contribution_velocity_norm",
-        "clamp(contribution_velocity, -10, 10) / 10; 0 before the first ablation",
-        low=-1.0,
-        unit=10.0,
-    ),
-    FeatureSpec("epochs_in_stage_norm", "clamp(epochs_in_stage, 0, 150) / 150", unit=150.0),
-    FeatureSpec("gradient_norm_norm", "clamp(grad_norm, 0, 10) / 10", unit=10.0),
+    _within("epochs_in_stage_norm", "epochs_in_stage", 0, 150, 150),
+    _within("gradient_norm_norm", "grad_norm", 0, 10, 10),
     FeatureSpec("gradient_health", "grad_health"),
     FeatureSpec("gradient_health_prev", "grad_health_prev"),
     flag("has_vanishing", "1 if a gradient tensor has vanished"),
     flag("has_exploding", "1 if a gradient tensor explodes"),
-    FeatureSpec(
-        "interaction_sum_norm", "clamp(sum over j of interaction[i, j], 0, 10) / 10", unit=10.0
-    ),
-    FeatureSpec(
-        "boost_received_norm", "clamp(max over j of interaction[i, j], 0, 5) / 5", unit=5.0
-    ),
-    FeatureSpec(
-        "upstream_alpha_norm", "clamp(sum of alpha of measured seeds before, 0, 3) / 3", unit=3.0
-    ),
-    FeatureSpec(
-        "downstream_alpha_norm", "clamp(sum of alpha of measured seeds after, 0, 3) / 3", unit=3.0
-    ),
+    _within("interaction_sum_norm", "sum over j of interaction[i, j]", 0, 10, 10),
+    _within("boost_received_norm", "max over j of interaction[i, j]", 0, 5, 5),
+    _within("upstream_alpha_norm", "sum of alpha of measured seeds before", 0, 3, 3),
+    _within("downstream_alpha_norm", "sum of alpha of measured seeds after", 0, 3, 3),
     FeatureSpec("counterfactual_fresh", "0.995 ^ counterfactual_age; 0 before the first ablation"),
 )
 """What is known about one slot; all zero where it is empty or not enabled."""
@@ -298,11 +291,6 @@ _LARGEST = 30.0
 """More than the natural logarithm of any number of parameters, operations or samples."""
 
 
-def _within(name: str, formula: str, low: float, high: float, unit: float = 1.0) -> FeatureSpec:
-    clamped = f"clamp({formula}, {low:g}, {high:g})" + (f" / {unit:g}" if unit != 1.0 else "")
-    return FeatureSpec(name, clamped, low=low / unit, high=high / unit, unit=unit)
-
-
 def _ratio(name: str, what: str) -> FeatureSpec:
     """Return the logarithm of a loss or an error relative to guessing."""
     return _within(name, f"ln(max({what}, {LEAST_SHARE:g}))", RATIO_LOW, RATIO_HIGH, 2.0)
@@ -320,8 +308,7 @@ def _size(name: str, what: str) -> FeatureSpec:
 
 def _share(name: str, what: str) -> FeatureSpec:
     """Return the logarithm of a cost relative to the host's, on a fixed scale."""
-    spec = _within(name, f"ln({what})", COST_LOW, COST_HIGH, 3.0)
-    return replace(spec, kind="size")
+    return _within(name, f"ln({what})", COST_LOW, COST_HIGH, 3.0, kind="size")
 
 
 PAST = tuple(range(1, HISTORY))
@@ -366,25 +353,11 @@ HOST_FEATURES: tuple[FeatureSpec, ...] = (
     _within("flop_limit_left", "ln(1 + (flop_limit - flops) / host_flops)", 0.0, 2 * NO_LIMIT),
     flag("samples_known", "1 if the size of the training set is known"),
     _size("train_samples", "train_samples"),
-    FeatureSpec(
-        "samples_per_param",
-        "clamp(ln(train_samples / params), -10, 10) / 5",
-        low=-2.0,
-        high=2.0,
-        unit=5.0,
-        kind="size",
-    ),
+    _within("samples_per_param", "ln(train_samples / params)", -10, 10, 5, kind="size"),
     _count("passes", "epoch * samples_per_epoch / train_samples"),
     _count("passes_left", "(max_epochs - epoch) * samples_per_epoch / train_samples"),
     flag("rate_known", "1 if the learning rate is known"),
-    FeatureSpec(
-        "learning_rate",
-        "clamp(ln(learning_rate), -15, 5) / 5",
-        low=-3.0,
-        high=1.0,
-        unit=5.0,
-        kind="size",
-    ),
+    _within("learning_rate", "ln(learning_rate)", -15, 5, 5, kind="size"),
     _within("rate_factor", "rate_factor", 0.0, 1.0),
     _size("classes", "max(num_classes, 1)"),
     flag("is_accuracy", "1 if the score is an accuracy, 0 if it is a negative loss"),
