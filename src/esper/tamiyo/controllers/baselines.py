@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from esper.leyline.stages import LIVE_STAGES, SeedStage
 from esper.tamiyo.controllers.registry import (
     WAIT,
     Choice,
+    RowController,
     RowView,
+    Verdict,
     advance_seeds,
-    check_rows,
     draw_heads,
     first_untried,
     head_mask,
@@ -217,43 +218,26 @@ class _Memory:
 
 
 @register_controller("plateau")
-class PlateauController:
+class PlateauController(RowController[_Memory]):
     """Adds one seed at a time on plateaus, deepest slot first; keeps what raised the score."""
 
+    memory = _Memory
+
     def __init__(self, context: ControllerContext, config: PlateauConfig | None = None) -> None:
-        """Create the controller for the context's blueprints."""
+        super().__init__()
         self.config = config or PlateauConfig()
         self._blueprints = context.find_blueprints(self.config.blueprints)
-        self._rows: list[_Memory] = []
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> PlateauController:
         """Return the controller; `argument` may set constants, as in 'patience=3'."""
         return cls(context, read_settings("plateau", argument, PlateauConfig))
 
-    def reset(self, rows: int, device: torch.device | str) -> None:
-        """Give every row an empty memory."""
-        self._rows = [_Memory() for _ in range(rows)]
+    def decide(self, row: RowView, memory: _Memory) -> Verdict:
+        """Germinate on a plateau, advance the seed, and judge it after its trial."""
+        return self._choose(row, memory), ""
 
-    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
-        """Return what the rule says for every row."""
-        check_rows("rule", len(self._rows), signals)
-        choices = []
-        for index, row in enumerate(read_rows(signals, masks)):
-            if row.rolled_back:
-                self._rows[index] = _Memory()
-            choices.append(self._decide(row, self._rows[index]))
-        return pack_choices(choices, masks)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the memory of every row."""
-        return {"rows": [asdict(memory) for memory in self._rows]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the memory of every row."""
-        self._rows = [_Memory(**row) for row in state["rows"]]
-
-    def _decide(self, row: RowView, memory: _Memory) -> Choice:
+    def _choose(self, row: RowView, memory: _Memory) -> Choice:
         live = [slot for slot, stage in enumerate(row.stage) if stage in LIVE_STAGES]
         if not live:
             return self._germinate(row, memory)

@@ -14,15 +14,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.config import Config, option
 from esper.leyline.controller import ControllerContext, pace, shortened
 from esper.leyline.reasons import Why, describe_progress
-from esper.leyline.rules import Masks
-from esper.leyline.signals import Signals
 from esper.leyline.stages import (
     ALPHA_TARGETS,
     COOLDOWN_STAGES,
@@ -36,13 +31,11 @@ from esper.leyline.stages import (
 )
 from esper.tamiyo.controllers.registry import (
     WAIT,
-    Choice,
+    RowController,
     RowView,
-    check_rows,
+    Verdict,
     describe_resting,
     describe_waiting,
-    pack_choices,
-    read_rows,
     read_settings,
     register_controller,
 )
@@ -121,9 +114,6 @@ class RowMemory:
 _BY_PROGRESS = (Why.NOT_SETTLED, Why.NO_PLATEAU, Why.EARLY, Why.TOO_LATE)
 """Reasons that the course of the loss explains."""
 
-Verdict = tuple[Choice, str]
-"""A choice and the reason for it, empty where there is none to tell."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class HeuristicConfig(Config):
@@ -172,47 +162,21 @@ class HeuristicConfig(Config):
 
 
 @register_controller("heuristic")
-class HeuristicController:
+class HeuristicController(RowController[RowMemory]):
     """Germinates on plateaus, one seed at a time, and keeps a seed only if it pays."""
 
+    memory = RowMemory
+
     def __init__(self, context: ControllerContext, config: HeuristicConfig | None = None) -> None:
-        """Create the controller for the context's blueprints, with other constants if given."""
+        super().__init__()
         self.config = config or HeuristicConfig()
         self._rotation = context.find_blueprints(self.config.rotation)
         self._inert_epochs = context.inert_epochs
-        self._rows: list[RowMemory] = []
-        self._reasons: list[str] = []
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> HeuristicController:
         """Return the controller; `argument` may set constants, as in 'plateau_epochs=5'."""
         return cls(context, read_settings("heuristic", argument, HeuristicConfig))
-
-    def reset(self, rows: int, device: torch.device | str) -> None:
-        """Give every row an empty memory."""
-        self._rows = [RowMemory() for _ in range(rows)]
-        self._reasons = [""] * rows
-
-    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
-        """Return what the rules say for every row."""
-        check_rows("heuristic", len(self._rows), signals)
-        choices = []
-        self._reasons = []
-        for index, row in enumerate(read_rows(signals, masks)):
-            if row.rolled_back:
-                # The past it remembers did not happen in the restored host.
-                self._rows[index] = RowMemory()
-            memory = self._rows[index]
-            memory.observe(row)
-            memory.decay_penalties()
-            choice, reason = self._decide(row, memory)
-            choices.append(choice)
-            self._reasons.append(reason)
-        return pack_choices(choices, masks)
-
-    def reasons(self) -> Sequence[str]:
-        """Return why each row waited or pruned at its last decision."""
-        return self._reasons
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory of every row as plain data."""
@@ -222,8 +186,10 @@ class HeuristicController:
         """Restore the memory of every row."""
         self._rows = [RowMemory.from_plain(row) for row in state["rows"]]
 
-    def _decide(self, row: RowView, memory: RowMemory) -> Verdict:
-        """Let the first live seed decide; without one, ask whether to germinate."""
+    def decide(self, row: RowView, memory: RowMemory) -> Verdict:
+        """Note what happened; the first live seed is judged, and without one, one may start."""
+        memory.observe(row)
+        memory.decay_penalties()
         slot = next((slot for slot, stage in enumerate(row.stage) if stage in LIVE_STAGES), None)
         if slot is None:
             return self._germinate(row, memory)

@@ -6,10 +6,12 @@ command line and in Python. After the colon comes its argument: a file, a folder
 
 from __future__ import annotations
 
+import copy
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +27,9 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import COOLDOWN_STAGES, AlphaMode, SeedStage
 from esper.utils.randomness import generator
 from esper.utils.settings import parse_settings, read_named, split_settings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class ControllerPlugin(Controller, Protocol):
@@ -198,6 +203,7 @@ class RowView:
     rolled_back: bool
     last_op: int
     last_success: bool
+    host_params: int
     enabled: list[bool]
     stage: list[int]
     blueprint: list[int]
@@ -243,6 +249,56 @@ def check_rows(who: str, known: int, signals: Signals) -> None:
             f"the {who} was reset for {known} rows but is shown {signals.rows}; "
             f"call reset({signals.rows}, device) first"
         )
+
+
+Verdict: TypeAlias = tuple[Choice, str]
+"""A choice and the reason for it; the reason may be empty."""
+
+M = TypeVar("M", bound="DataclassInstance")
+
+
+class RowController(ABC, Generic[M]):
+    """Base of controllers that decide row by row, each row with a memory of its own."""
+
+    memory: type[M]
+    """A dataclass of plain data; its defaults are the memory of a row at the start."""
+
+    def __init__(self) -> None:
+        self._rows: list[M] = []
+        self._reasons: list[str] = []
+
+    @abstractmethod
+    def decide(self, row: RowView, memory: M) -> Verdict:
+        """Return the choice of a row with its reason, and update its memory."""
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Give every row an empty memory."""
+        self._rows = [self.memory() for _ in range(rows)]
+        self._reasons = [""] * rows
+
+    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return the decision of every row."""
+        check_rows("controller", len(self._rows), signals)
+        verdicts = []
+        for index, row in enumerate(read_rows(signals, masks)):
+            if row.rolled_back:
+                # What the memory holds did not happen in the restored host.
+                self._rows[index] = self.memory()
+            verdicts.append(self.decide(row, self._rows[index]))
+        self._reasons = [reason for _, reason in verdicts]
+        return pack_choices([choice for choice, _ in verdicts], masks)
+
+    def reasons(self) -> Sequence[str]:
+        """Return why each row waited or pruned at its last decision."""
+        return self._reasons
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory of every row as plain data."""
+        return {"rows": [asdict(memory) for memory in self._rows]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the memory of every row."""
+        self._rows = [self.memory(**copy.deepcopy(row)) for row in state["rows"]]
 
 
 # ---- Why a row waits, with its figures

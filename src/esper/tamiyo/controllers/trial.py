@@ -9,30 +9,22 @@ germinated at once, any gain is enough, and their number is not limited.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, field
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.config import Config, option
 from esper.leyline.controller import ControllerContext, shortened
 from esper.leyline.reasons import Why, describe_progress, format_contribution
-from esper.leyline.rules import Masks
-from esper.leyline.signals import Signals
 from esper.leyline.stages import COOLDOWN_STAGES, LIVE_STAGES, SeedStage
 from esper.tamiyo.controllers.registry import (
     WAIT,
     Choice,
+    RowController,
     RowView,
+    Verdict,
     advance_seeds,
-    check_rows,
     describe_resting,
     describe_waiting,
-    pack_choices,
-    read_rows,
     read_settings,
     register_controller,
 )
@@ -69,65 +61,32 @@ class TrialConfig(Config):
 
 @dataclass(slots=True)
 class _Memory:
-    """What is remembered of one row."""
+    """The memory of one row."""
 
     pruned: list[list[int]] = field(default_factory=list)
     """[slot, blueprint] of every seed that was not worth its place."""
 
 
-Verdict = tuple[Choice, str]
-"""A choice and the reason for it, empty where there is none to tell."""
-
-
 @register_controller("trial")
-class TrialController:
+class TrialController(RowController[_Memory]):
     """Germinates one seed at a time from the middle slot on, and keeps what contributes."""
 
+    memory = _Memory
+
     def __init__(self, context: ControllerContext, config: TrialConfig | None = None) -> None:
-        """Create the controller for the context's blueprints, with other constants if given."""
+        super().__init__()
         self.config = config or TrialConfig()
         self._blueprints = context.find_blueprints(self.config.blueprints)
         self._inert_epochs = context.inert_epochs
-        self._rows: list[_Memory] = []
-        self._reasons: list[str] = []
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> TrialController:
         """Return the controller; `argument` may set constants, as in 'start=0.25,seeds=1'."""
         return cls(context, read_settings("trial", argument, TrialConfig))
 
-    def reset(self, rows: int, device: torch.device | str) -> None:
-        """Give every row an empty memory."""
-        self._rows = [_Memory() for _ in range(rows)]
-        self._reasons = [""] * rows
-
-    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
-        """Return what the rule says for every row."""
-        check_rows("rule", len(self._rows), signals)
-        frozen = (signals.host_params == 0).tolist()
-        choices, self._reasons = [], []
-        for index, row in enumerate(read_rows(signals, masks)):
-            if row.rolled_back:
-                self._rows[index] = _Memory()
-            choice, reason = self._decide(row, self._rows[index], is_frozen=frozen[index])
-            choices.append(choice)
-            self._reasons.append(reason)
-        return pack_choices(choices, masks)
-
-    def reasons(self) -> Sequence[str]:
-        """Return why each row waited or pruned at its last decision."""
-        return self._reasons
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the memory of every row as plain data."""
-        return {"rows": [asdict(memory) for memory in self._rows]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the memory of every row."""
-        self._rows = [_Memory(**row) for row in state["rows"]]
-
-    def _decide(self, row: RowView, memory: _Memory, *, is_frozen: bool) -> Verdict:
-        """Judge a seed that holds, bring any other further, or germinate."""
+    def decide(self, row: RowView, memory: _Memory) -> Verdict:
+        """Judge a seed that holds, advance any other, or germinate."""
+        is_frozen = row.host_params == 0
         live = [slot for slot, stage in enumerate(row.stage) if stage in LIVE_STAGES]
         if not live:
             return self._germinate(row, memory, is_frozen=is_frozen)
@@ -148,8 +107,8 @@ class TrialController:
         )
         for is_in_the_way, why in obstacles:
             if is_in_the_way:
-                told = describe_progress(row.loss_history, row.epoch, row.horizon)
-                return WAIT, f"{why} ({told})"
+                progress = describe_progress(row.loss_history, row.epoch, row.horizon)
+                return WAIT, f"{why} ({progress})"
         if any(stage in COOLDOWN_STAGES for stage in row.stage):
             return WAIT, describe_resting(row)
         if kept >= config.seeds and not is_frozen:
@@ -184,8 +143,8 @@ class TrialController:
             choice: Choice = {"op": LifecycleOp.FOSSILIZE, "slot": slot}
             is_legal = row.legal[LifecycleOp.FOSSILIZE][slot]
             return (choice, "") if is_legal else (WAIT, describe_waiting(row, slot))
-        told = f"{format_contribution(value, error)} points"
-        return self._prune(row, slot, memory, f"{Why.WORTHLESS} ({told})")
+        worth = f"{format_contribution(value, error)} points"
+        return self._prune(row, slot, memory, f"{Why.WORTHLESS} ({worth})")
 
     def _prune(self, row: RowView, slot: int, memory: _Memory, why: str) -> Verdict:
         """Remove a seed and do not try it there again; wait where that is illegal."""
