@@ -34,8 +34,8 @@ def test_batches_are_pairs_several_inputs_or_dicts_with_labels() -> None:
     [
         (X, "got a Tensor"),
         ((X,), "got a tuple of 1"),
-        ({"x": X}, "must hold its targets under one of labels, label, targets, target, y, got x"),
-        ({"labels": Y, "y": Y}, "must hold its targets under one of"),
+        ({"x": X}, "exactly one of labels, label, targets, target, y, but has x"),
+        ({"labels": Y, "y": Y}, "exactly one of labels"),
         ({}, "got nothing"),
     ],
 )
@@ -48,8 +48,8 @@ def test_other_batches_are_refused_in_one_line(batch: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("batches", "words"),
     [
-        (iter([]), "can be read only once; give a list or a DataLoader, or decide_every=N"),
-        (X, "train must be batches to iterate over, such as a DataLoader, got a Tensor"),
+        (iter([]), "can be read only once; give a list or a DataLoader, or write decide_every=N"),
+        (X, "train must be an iterable of batches, such as a DataLoader, got a Tensor"),
         ("digits", "got a str"),
         (None, "got a NoneType"),
         ({"x": X}, "got a dict"),

@@ -145,14 +145,14 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     refused("there is no checkpoint lost", "lost")
     refused(r"write esper\.grow\(model, checkpoint='net\.pt'\)", "net.pt")
     refused(r"write esper\.grow\(model, checkpoint='seeds'\)", Path("seeds"))
-    refused("give the model as an object", "net.pt", checkpoint="net.pt")
-    refused("empty is no checkpoint that Esper knows", make_net(), checkpoint="empty")
+    refused("give the model as an nn.Module", "net.pt", checkpoint="net.pt")
+    refused("empty is no checkpoint that Esper can read", make_net(), checkpoint="empty")
     refused(r"adapters of PEFT.*merge_and_unload", "adapters")
     refused("names no architecture|pip install 'esper-grow", "foreign")
     other = nn.Sequential(nn.Linear(4, 3))
     refused("net.pt do not fit the model", other, checkpoint="net.pt", slots=["0"])
     refused("the model does not match", other, checkpoint="seeds", slots=["0"])
-    with pytest.raises(UsageError, match="deepen has weights already"):
+    with pytest.raises(UsageError, match="deepen already names weights"):
         language(make_gpt(), checkpoint="net.pt", deepen={"weights": "net.pt"})
     with pytest.raises(UsageError, match="has seeds, which cannot be left out"):
         language(make_gpt(), checkpoint="seeds", deepen=True)

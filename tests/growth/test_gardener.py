@@ -277,9 +277,7 @@ def test_a_horizon_is_kept() -> None:
 
 
 def test_a_model_without_slots_has_no_gardener() -> None:
-    with pytest.raises(
-        UsageError, match=r"needs a Garden, got TinyConv; make one by esper\.Garden"
-    ):
+    with pytest.raises(UsageError, match=r"needs a Garden, got TinyConv; write esper\.Garden"):
         Gardener(TinyConv(), "wait", 2)  # type: ignore[arg-type]
 
 

@@ -296,8 +296,8 @@ def wider() -> nn.Module:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"decide_every": 2}, r"decide_every is 0 in .* and cannot become 2 when it is continued"),
-        ({"epochs": 9}, r"growth\.epochs cannot become 9: 10 epochs of .* are trained already"),
+        ({"decide_every": 2}, r"decide_every is 0 in .* and cannot become 2"),
+        ({"epochs": 9}, r"already trained 10 epochs, more than epochs=9"),
         ({"seed": 3}, r"growth\.seed is 2"),
         ({"twin": False}, r"growth\.twin is True"),
         ({"slots": SLOTS[:2]}, r"slots is \['stem', 'body', 'neck'\]"),
@@ -388,7 +388,7 @@ def test_a_folder_in_use_is_refused_or_replaced(tmp_path: Path, whole: Grown) ->
     with pytest.raises(UsageError, match="give one of them"):
         grow_tiny(whole.folder, resume=True, overwrite=True)
     for options in ({"resume": True}, {"overwrite": True}):
-        with pytest.raises(UsageError, match=r"name it by out=\.\.\."):
+        with pytest.raises(UsageError, match=r"out="):
             grow_tiny(None, **options)
     (tmp_path / "notes.txt").write_text("mine")
     for options in ({"resume": True}, {"overwrite": True}):
@@ -412,7 +412,7 @@ def test_the_command_and_the_call_continue_their_own(
     assert "esper.grow(model, ..., out=" in said.complaint()
     fast = ("grow", "--task", "digits_mlp", "--no-twin", "--epochs", 1, "--controller", "wait")
     assert esper_command(capsys, *fast, "--out", tmp_path / "run").code == 0
-    with pytest.raises(UsageError, match=r"was not started by esper.grow; continue it with: esper"):
+    with pytest.raises(UsageError, match=r"was not started by esper.grow; continue it by esper"):
         grow_tiny(tmp_path / "run", resume=True)
 
 

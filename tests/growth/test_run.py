@@ -551,7 +551,10 @@ def test_empty_sets_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["train", "val", "test"])
 def test_batches_that_can_be_read_only_once_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} can be read only once; give a list or a DataLoa"):
+    with pytest.raises(
+        UsageError,
+        match=f"{name} is an iterator",
+    ):
         make_run(**{name: iter(TRAIN)})
 
 

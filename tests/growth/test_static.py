@@ -11,12 +11,10 @@ import torch
 from torch import nn
 
 import esper
-from esper.growth.grown import Grown, static_warning
-from esper.kasmina.contribution import Estimate
+from esper.growth.grown import Grown
 from esper.kasmina.garden import Garden
 from esper.leyline.errors import EsperWarning, UsageError
 from tests.growth.depth.models import make_gpt
-from tests.nissa.report.runs import growing_run, summary_of
 from tests.plots import GROW_ONE, SLOTS, Batch, Script, growth_config, make_batches, make_net
 
 pytestmark = pytest.mark.filterwarnings("ignore:A static network of the same size")
@@ -121,7 +119,7 @@ def test_another_network_is_trained_as_it_is() -> None:
 
 @pytest.mark.filterwarnings("ignore:Nothing grew")
 def test_what_cannot_be_compared_is_said() -> None:
-    with pytest.raises(UsageError, match="nothing grew: the network itself is the static one"):
+    with pytest.raises(UsageError, match="nothing grew"):
         grow(controller="wait").compare_static()
     passes = iter(make_batches(40))
     grown = grow(train=passes, decide_every=4, epochs=EPOCHS)
@@ -184,49 +182,6 @@ class Counted(list[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         self.passes += 1
         return super().__iter__()
-
-
-# ---- Whether a static network is likely to do as well
-
-
-def doubt(gain: Estimate | None, lost: Estimate, **changes: Any) -> str:
-    history = growing_run()
-    summary = dataclasses.replace(
-        summary_of(history), **{"parameters_before": 100, "parameters_after": 200, **changes}
-    )
-    return static_warning(history, summary, gain, lost)
-
-
-def test_a_gain_within_its_error_is_told() -> None:
-    much, little = Estimate(5.0, 0.5), Estimate(0.28, 0.6)
-    assert doubt(much, much) == ""
-    told = doubt(little, much)
-    assert told == (
-        "A static network of the same size (200 parameters) is likely to do as well: the "
-        "validation gain over the twin is +0.28 ± 0.60; grown.compare_static() trains one."
-    )
-    # Without a twin it is what all seeds give together.
-    assert doubt(None, much) == ""
-    assert "would fall by 0.28 ± 0.60 only" in doubt(None, little)
-    assert doubt(little, much, parameters_after=100) == ""
-
-
-def test_growth_that_was_over_early_is_told() -> None:
-    much = Estimate(5.0, 0.5)
-    history = [
-        dataclasses.replace(record, epoch=record.epoch + 400 * (record.epoch > 59))
-        for record in growing_run()
-    ]
-    summary = dataclasses.replace(
-        summary_of(history),
-        parameters_before=100,
-        parameters_after=200,
-        epochs=history[-1].epoch,
-        kept_epoch=history[-1].epoch,
-    )
-    told = static_warning(history, summary, much, much)
-    assert "all that grew was in place by epoch " in told
-    assert f" of {summary.epochs}, " in told
 
 
 def test_it_is_a_warning_at_the_end_of_a_growth() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
-from esper.leyline.reasons import Why, is_grown, why_not_grown
+from esper.leyline.reasons import Why, is_grown, static_warning, why_not_grown
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, seeds_at_end
+from tests.nissa.report.runs import growing_run, summary_of
 
 NONE = {
     "style": None,
@@ -245,3 +247,45 @@ def test_a_seed_without_effect_is_dropped_and_named() -> None:
     assert seeds_at_end([history[0], replace(last, slots=(useful,))])[0].fate == "holding"
     kept = replace(idle, stage="FOSSILIZED")
     assert seeds_at_end([history[0], replace(last, slots=(kept,))])[0].fate == "fossilized"
+
+
+# ---- Whether a static network is likely to do as well
+
+
+def warning(gain: tuple[float, float] | None, lost: tuple[float, float], **changes: Any) -> str:
+    history = growing_run()
+    summary = replace(
+        summary_of(history), **{"parameters_before": 100, "parameters_after": 200, **changes}
+    )
+    return static_warning(history, summary, gain, lost)
+
+
+def test_a_gain_within_its_error_is_told() -> None:
+    much, little = (5.0, 0.5), (0.28, 0.6)
+    assert warning(much, much) == ""
+    told = warning(little, much)
+    assert told == (
+        "A static network of the same size (200 parameters) is likely to do as well: the "
+        "validation gain over the twin is +0.28 ± 0.60; grown.compare_static() trains one."
+    )
+    # Without a twin it is what all seeds give together.
+    assert warning(None, much) == ""
+    assert "would fall by only 0.28 ± 0.60" in warning(None, little)
+    assert warning(little, much, parameters_after=100) == ""
+
+
+def test_growth_that_was_over_early_is_told() -> None:
+    much = (5.0, 0.5)
+    history = [
+        replace(record, epoch=record.epoch + 400 * (record.epoch > 59)) for record in growing_run()
+    ]
+    summary = replace(
+        summary_of(history),
+        parameters_before=100,
+        parameters_after=200,
+        epochs=history[-1].epoch,
+        kept_epoch=history[-1].epoch,
+    )
+    told = static_warning(history, summary, much, much)
+    assert "in place by epoch " in told
+    assert f" of {summary.epochs}, " in told

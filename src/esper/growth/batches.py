@@ -1,7 +1,8 @@
-"""Batches as their owners have them: pairs, several inputs, or a dict with labels (Hugging Face).
+"""The user's batches, optimizer and schedule, as growth needs them.
 
-A batch is read into (inputs, targets): inputs are what the model is called with, a tensor, a tuple
-of arguments or a dict of them.
+A batch is a pair, a tuple of several inputs and targets, or a dict with labels (Hugging Face). It
+is read into (inputs, targets); the model is called with the inputs: a tensor, a tuple of arguments
+or a dict of them.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from esper.kasmina.training import SchedulerEvery, SchedulerFactory
 from esper.leyline.errors import EsperError, OwnCodeError, UsageError, describe_exception, warn
 
 Batches = Iterable[Any]
-"""(inputs, targets) batches, (input, ..., targets), or dicts with labels; iterated anew each epoch.
+"""(inputs, targets) batches, (input, ..., targets), or dicts with labels; iterated in each epoch.
 
-`set_epoch(n)` is called first, where it exists. Where an epoch leaves training samples out or has
-some twice, `calibration_batches()` may return other batches for the statistics of BatchNorm."""
+`set_epoch(n)` is called first, if there is one. If an epoch omits or repeats training samples,
+`calibration_batches()` may return other batches for the statistics of BatchNorm."""
 
 LABELS = ("labels", "label", "targets", "target", "y")
-"""Under which of these names a dict may hold its targets."""
+"""Names under which a dict may hold its targets."""
 
 
 @contextmanager
@@ -53,21 +54,21 @@ def explaining(
 
 
 def label_of(batch: Any) -> str | None:
-    """Return the name of the targets in a batch that is a dict, None for any other."""
+    """Return the name of the targets in a batch that is a dict; None for other batches."""
     if not isinstance(batch, Mapping):
         return None
     found = [name for name in LABELS if name in batch]
     if len(found) != 1:
         has = ", ".join(map(str, batch)) or "nothing"
         raise UsageError(
-            f"a batch that is a dict must hold its targets under one of {', '.join(LABELS)}, "
-            f"got {has}; give (inputs, targets) pairs instead"
+            f"a batch that is a dict needs exactly one of {', '.join(LABELS)}, but has {has}; "
+            "rename its targets, or give (inputs, targets) pairs"
         )
     return found[0]
 
 
 def read_batch(batch: Any, *, keeps_label: bool = False) -> tuple[Any, Any]:
-    """Return (inputs, targets); a label stays among the inputs where the model is to see it."""
+    """Return (inputs, targets); with `keeps_label` the inputs keep the targets too."""
     label = label_of(batch)
     if label is not None:
         kept = {key: value for key, value in batch.items() if keeps_label or key != label}
@@ -75,15 +76,22 @@ def read_batch(batch: Any, *, keeps_label: bool = False) -> tuple[Any, Any]:
     if not isinstance(batch, tuple | list) or len(batch) < 2:
         size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
         raise UsageError(
-            "batches must be (inputs, targets) pairs, (input, ..., targets), or dicts with labels, "
-            f"got a {type(batch).__name__}{size}"
+            "batches must be (inputs, targets) pairs, (input, ..., targets) tuples, or dicts with "
+            f"labels, got a {type(batch).__name__}{size}"
         )
     *inputs, targets = batch
     return (inputs[0] if len(inputs) == 1 else tuple(inputs)), targets
 
 
 class Moved:
-    """Batches, read and on a device."""
+    """Batches read into (inputs, targets) and moved to a device.
+
+    Args:
+        batches: the user's batches.
+        device: where to move them.
+        keeps_label: whether inputs keep the targets (`read_batch`).
+        name: name of the batches in errors.
+    """
 
     def __init__(
         self,
@@ -92,8 +100,8 @@ class Moved:
         *,
         keeps_label: bool = False,
         name: str = "validation",
-    ):
-        """Read these batches; see `read_batch` about labels. The name is for messages."""
+    ) -> None:
+        """Read nothing yet."""
         self._batches = batches
         self._device = device
         self._keeps_label = keeps_label
@@ -103,7 +111,7 @@ class Moved:
 
     @property
     def place(self) -> str:
-        """Which batch it is, with its shapes, once it was read."""
+        """The current batch by number, with its shapes once it was read."""
         shapes = "" if self._read is None else f" ({', '.join(map(shapes_of, self._read))})"
         return f"{self._name} batch {self._number}{shapes}"
 
@@ -127,21 +135,23 @@ class Moved:
 
     def _move(self, tensor: Tensor) -> Tensor:
         if tensor.is_meta:
-            raise UsageError(f"{self.place} is on the meta device, which holds no numbers")
+            raise UsageError(
+                f"{self.place} is on the meta device, which holds no numbers; load real data"
+            )
         return tensor.to(self._device, non_blocking=True)
 
 
 class Windows:
-    """A stream of batches cut into windows of so many steps, each of which counts as an epoch.
+    """Batches in windows of a fixed number of steps, each of which counts as an epoch.
 
-    A window begins where the last one ended. A data set that can be read again is, with its own
-    `set_epoch`; an iterator ends when it is read through.
+    A window begins where the last one ended. A data set is read again from its start, with its own
+    `set_epoch`; an iterator ends when it is exhausted.
     """
 
     def __init__(self, batches: Batches, steps: int) -> None:
         """Cut these batches into windows of `steps`."""
         if steps < 1:
-            raise UsageError(f"decide_every must be at least 1 step, got {steps}")
+            raise UsageError(f"decide_every must be at least 1, got {steps}")
         self._batches = batches
         self._steps = steps
         self._is_stream = isinstance(batches, Iterator)
@@ -153,12 +163,12 @@ class Windows:
         return self._steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose which window is next; going back or ahead reads what lies between again."""
+        """Choose the next window; for another than the next in order, batches are read again."""
         if epoch == self._window + 1:
             return
         if self._is_stream:
             raise UsageError(
-                "batches that can be read only once cannot be resumed; give a list or a DataLoader"
+                "train is an iterator, which cannot be resumed; give a list or a DataLoader"
             )
         self._stream, self._passes, self._window = None, 0, 0
         for _ in range((epoch - 1) * self._steps):
@@ -191,7 +201,7 @@ _END = object()
 
 
 def first_batch(batches: Batches) -> Any:
-    """Return the first validation batch that holds something, as it comes."""
+    """Return the first validation batch that is not empty, unread."""
     with explaining("the first validation batch cannot be read", OwnCodeError):
         for batch in batches:
             if not is_empty(batch):
@@ -200,23 +210,23 @@ def first_batch(batches: Batches) -> Any:
 
 
 def is_empty(batch: Any) -> bool:
-    """Return whether a batch holds tensors, but no sample."""
+    """Return whether a batch has tensors but no samples."""
     sizes = [len(tensor) for tensor in tensors_in(batch) if tensor.dim()]
     return bool(sizes) and not any(sizes)
 
 
 def check_batches(name: str, batches: Any) -> None:
-    """Refuse what cannot be iterated anew each epoch."""
+    """Refuse what cannot be iterated in every epoch."""
     if isinstance(batches, Iterator):
         advice = "give a list or a DataLoader"
         if name == "train":
-            advice += ", or decide_every=N to take decisions within one pass"
-        raise UsageError(f"{name} can be read only once; {advice}")
+            advice += ", or write decide_every=N to decide every N steps of one pass"
+        raise UsageError(f"{name} is an iterator, which can be read only once; {advice}")
     if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
         is_indexed = hasattr(batches, "__getitem__") and hasattr(batches, "__len__")
         if isinstance(batches, Tensor | str | Mapping) or not is_indexed:
             raise UsageError(
-                f"{name} must be batches to iterate over, such as a DataLoader, got a "
+                f"{name} must be an iterable of batches, such as a DataLoader, got a "
                 f"{type(batches).__name__}"
             )
         raise UsageError(
@@ -225,95 +235,93 @@ def check_batches(name: str, batches: Any) -> None:
 
 
 def count_steps(batches: Batches) -> int:
-    """Return how many training batches an epoch has; refuse those that do not say."""
+    """Return the number of training batches in an epoch; refuse batches without a length."""
     if not isinstance(batches, Sized):
         raise UsageError(
-            "to deepen a network, it must be known how long the run is, but train has no length; "
-            "give it one (a list, a DataLoader), or decide_every=N steps that count as an epoch"
+            "deepen needs the length of the run, but train has no length; give train as a list or "
+            "a DataLoader, or write decide_every=N"
         )
     return len(batches)
 
 
 def count_samples(batches: Batches) -> int:
-    """Return how many samples an epoch of somebody's batches has; 0 where they do not say."""
+    """Return the number of samples in an epoch of the user's batches; 0 if unknown."""
     if isinstance(batches, DataLoader):
         return len(batches.dataset) if isinstance(batches.dataset, Sized) else 0
     if not isinstance(batches, Sequence):
         return 0
-    # What is wrong with a batch is said when it is trained on.
+    # Errors in a batch are raised when it is trained on.
     first = [next((t for t in tensors_in(batch) if t.dim()), None) for batch in batches]
     return sum(len(each) for each in first if each is not None)
 
 
-# ---- What a model and a schedule of a user's must be like before anything is trained
+# ---- Checks of the model and the schedule before training
 
 
 def refuse_meta(model: nn.Module) -> None:
-    """Refuse a model whose tensors hold no numbers."""
+    """Refuse a model with tensors on the meta device."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise UsageError(
                 f"{name!r} of the model is on the meta device, which holds no numbers; build the "
-                "model on a real device, or give it weights after model.to_empty(device=...)"
+                "model on a real device, or call model.to_empty(device=...) and load weights"
             )
 
 
 def refuse_short_schedule(
     schedule: LRScheduler | None, every: SchedulerEvery, epochs: int, train: Batches
 ) -> None:
-    """Refuse a schedule that would fail on the way, before anything is trained."""
+    """Refuse a `OneCycleLR` with fewer steps than the run; it would fail on the way."""
     if not isinstance(schedule, OneCycleLR) or (every == "batch" and not isinstance(train, Sized)):
         return
     each = len(train) if every == "batch" and isinstance(train, Sized) else 1
     needed = epochs * each
     if schedule.total_steps < needed:
         raise UsageError(
-            f"OneCycleLR is made for {schedule.total_steps} steps, but the run steps it {needed} "
-            f"times ({epochs} epochs of {each}); give total_steps={needed}"
+            f"OneCycleLR has {schedule.total_steps} steps, but the run takes {needed} ({epochs} "
+            f"epochs of {each}); write total_steps={needed}"
         )
 
 
 def warn_of_moving_statistics(model: nn.Module) -> None:
-    """Say that a host is not as frozen as its owner may think."""
+    """Warn if a frozen host has BatchNorm layers whose running statistics still change."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
             is_frozen = not module.weight.requires_grad
             if is_frozen and module.track_running_stats:
                 warn(
-                    f"the parameters of {name!r} are frozen, but its running statistics move while "
-                    "the network trains; replace it by one that does not, or train it too"
+                    f"the parameters of {name!r} are frozen, but its running statistics still "
+                    "change; replace it, for instance by torchvision.ops.FrozenBatchNorm2d, or "
+                    "train its parameters too"
                 )
                 return
 
 
-# ---- Optimizers and schedules as their owners have them: an instance, or how to make one
+# ---- Optimizers and schedules: an instance, or a function that makes one
 
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
-"""Takes all parameters of a network that has not grown yet; those of seeds join by themselves."""
+"""Makes an optimizer of a network's parameters before it grows; seeds are added later."""
 
 MakeOptimizer = Callable[[Garden], Optimizer]
 """Returns the optimizer of a garden, or of its twin."""
 
 
 def optimizer_maker(given: Optimizer | OptimizerFactory, model: nn.Module) -> MakeOptimizer:
-    """Return how to come by the optimizer of a garden around this model, or around a copy of it."""
+    """Return what makes the optimizer of a garden around this model, or around a copy of it."""
     if isinstance(given, Optimizer):
         return _instance_maker(given, model)
     if not callable(given):
         raise UsageError(
-            "optimizer must be an optimizer, or a function from parameters to one such as "
+            "optimizer must be a torch.optim.Optimizer, or a function that makes one such as "
             f"torch.optim.AdamW, got {given!r}"
         )
 
     def make(garden: Garden) -> Optimizer:
         parameters = list(garden.parameters())
-        problem = "the optimizer cannot be made of the model's parameters"
+        problem = "the optimizer cannot be made from the model's parameters"
         if not any(parameter.requires_grad for parameter in parameters):
-            problem += (
-                ", which are all frozen (leave none of them out: they stay as they are, and those "
-                "of seeds join them)"
-            )
+            problem += ", which are all frozen (pass them on all the same; seeds are added to them)"
         with explaining(problem):
             made = given(parameters)
         if not isinstance(made, Optimizer):
@@ -330,8 +338,8 @@ def _instance_maker(given: Optimizer, model: nn.Module) -> MakeOptimizer:
     strangers = [p for group in given.param_groups for p in group["params"] if id(p) not in own]
     if strangers:
         raise UsageError(
-            f"the optimizer holds {len(strangers)} parameters that are not the model's; make it of "
-            "model.parameters(), after the model is as it will be trained"
+            f"the optimizer holds {len(strangers)} parameters that are not the model's; make it "
+            "from model.parameters(), after all changes to the model"
         )
 
     def make(garden: Garden) -> Optimizer:
@@ -341,7 +349,7 @@ def _instance_maker(given: Optimizer, model: nn.Module) -> MakeOptimizer:
             id(old): new
             for old, new in zip(model.parameters(), garden.model.parameters(), strict=True)
         }
-        # State and seeds of the original are not wanted: the twin's own follow by name.
+        # Without the original's state and seeds: the twin's own are filled in by name.
         fresh = type(given).__new__(type(given))
         groups = [
             {
@@ -361,14 +369,14 @@ def _instance_maker(given: Optimizer, model: nn.Module) -> MakeOptimizer:
 def scheduler_maker(
     given: LRScheduler | SchedulerFactory | None, optimizer: Any
 ) -> SchedulerFactory | None:
-    """Return how to come by the schedule of an optimizer, or of its twin's."""
+    """Return what makes the schedule of an optimizer, or of its twin's."""
     if given is None:
         return None
     if isinstance(given, LRScheduler):
         if given.optimizer is not optimizer:
             raise UsageError(
-                "the scheduler belongs to another optimizer; give its optimizer too, or a function "
-                "such as lambda optimizer: CosineAnnealingLR(optimizer, 60)"
+                "the scheduler belongs to another optimizer; give optimizer= that one, or write "
+                "scheduler=lambda optimizer: CosineAnnealingLR(optimizer, 60)"
             )
 
         def copied(of: Optimizer) -> LRScheduler:
@@ -379,12 +387,12 @@ def scheduler_maker(
         return copied
     if not callable(given):
         raise UsageError(
-            "scheduler must be a schedule of torch.optim.lr_scheduler, or a function from the "
-            f"optimizer to one, got {given!r}"
+            "scheduler must be one of torch.optim.lr_scheduler, or a function that makes one of "
+            f"an optimizer, got {given!r}"
         )
 
     def make(of: Optimizer) -> LRScheduler:
-        with explaining("the scheduler cannot be made of the optimizer"):
+        with explaining("the scheduler cannot be made from the optimizer"):
             made = given(of)
         if not callable(getattr(made, "step", None)):
             raise UsageError(f"scheduler must return a schedule, got {type(made).__name__}")

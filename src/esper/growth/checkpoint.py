@@ -1,7 +1,7 @@
-"""A finished network to grow further: read from what Esper, PyTorch or Hugging Face saved.
+"""Reads a finished network, saved by Esper, PyTorch or Hugging Face, to grow it further.
 
-Its learning rates rise anew from 0 in the first steps (`Rewarm`): a network at the end of its
-schedule is thrown back by a full rate at once.
+Learning rates rise again from 0 in the first steps (`Rewarm`), because a full rate would harm a
+network that has reached the end of its schedule.
 """
 
 from __future__ import annotations
@@ -26,53 +26,53 @@ from esper.leyline.errors import CheckpointError, UsageError, needing, reason_of
 from esper.utils.manifest import MANIFEST_FILE
 
 REWARM = 0.05
-"""Share of a run over which learning rates rise where a finished network is grown further."""
+"""Default share of a run over which learning rates rise when it starts from a checkpoint."""
 
 _HUGGING_FACE = "config.json"
 _PEFT = "adapter_config.json"
 
-# ---- Networks that are read
+# ---- Reading networks
 
 
 def open_checkpoint(
     model: nn.Module | str | Path, checkpoint: str | Path | None, deepen: DeepenConfig | None
 ) -> tuple[nn.Module, DeepenConfig | None]:
-    """Return the network to grow, and how it is deepened, with the weights of a checkpoint.
+    """Return the network to grow, with the weights of a checkpoint, and how to deepen it.
 
     Args:
-        model: the network, or the checkpoint itself where that says what the network is.
-        checkpoint: what holds the weights; None for those the model has.
-        deepen: how the network is deepened; then the checkpoint has as many blocks as are awake at
-            first, and the model all of them.
+        model: the network; or the checkpoint itself, if that describes the network.
+        checkpoint: file or folder of the weights; None if `model` is the checkpoint.
+        deepen: how to deepen the network; then the checkpoint has as many blocks as are awake at
+            first, and the model has all.
 
     Raises:
-        UsageError: It cannot be read, needs a model, or does not fit the one that is given.
+        UsageError: It cannot be read, needs a model, or does not fit the one given.
     """
     network = None if isinstance(model, str | os.PathLike) else model
     if network is None and checkpoint is not None:
-        raise UsageError("give the model as an object where checkpoint= names its weights")
+        raise UsageError("model and checkpoint= are both paths; give the model as an nn.Module")
     source = model if network is None else checkpoint
     if not isinstance(source, str | os.PathLike):
         raise UsageError(f"checkpoint= takes a file or a folder, got {type(source).__name__}")
     path = Path(source)
     if not os.path.exists(path):
         raise UsageError(
-            f"there is no checkpoint {path}; give a folder of save_pretrained, of garden.save or "
-            "of a run, or a file of model.state_dict()"
+            f"there is no checkpoint {path}; give a folder of save_pretrained, of grown.save or of "
+            "a run, or a file of model.state_dict()"
         )
     if deepen is not None and deepen.weights is not None:
-        raise UsageError("deepen has weights already; give the checkpoint alone")
+        raise UsageError("deepen already names weights; leave out checkpoint= or those")
     if os.path.isfile(path / _PEFT):
         raise UsageError(
-            f"{path} holds adapters of PEFT and no network; load them into their base model by "
-            "PEFT, merge_and_unload(), and give that model"
+            f"{path} holds a PEFT adapter, not a network; give the merged model: "
+            "PeftModel.from_pretrained(base, folder).merge_and_unload()"
         )
     if os.path.isfile(path / _HUGGING_FACE):
         return _from_pretrained(path, network, deepen)
     if network is None:
         raise UsageError(
-            f"{path} holds weights, but not what they are the weights of; write "
-            f"esper.grow(model, checkpoint={str(path)!r}) with a model of the same architecture"
+            f"{path} holds weights but no architecture; write "
+            f"esper.grow(model, checkpoint={str(path)!r}) with a model that fits"
         )
     if deepen is not None:
         return network, deepen.replace(weights=str(path))
@@ -80,17 +80,17 @@ def open_checkpoint(
 
 
 def _load_into(model: nn.Module, path: Path) -> nn.Module:
-    """Return a model with the weights of a file or folder, and with the seeds that are there."""
+    """Return a model with the weights, and the seeds, of a file or folder."""
     if os.path.isdir(path):
         place = network_folder(path)
         if not os.path.isfile(place / MANIFEST_FILE):
             raise UsageError(
-                f"{path} is no checkpoint that Esper knows; give a folder of save_pretrained, of "
-                "garden.save or of a run, or a file of model.state_dict()"
+                f"{path} is no checkpoint that Esper can read; give a folder of save_pretrained, "
+                "of grown.save or of a run, or a file of model.state_dict()"
             )
         if holds_seeds(read_garden(place)[0]):
             try:
-                # What has grown becomes a part of the network, so that more can grow in it.
+                # Seeds become part of the network, so that more can grow in it.
                 return load_garden(place, model=model).bake()
             except CheckpointError as error:
                 raise UsageError(f"{reason_of(error)}; give a model of that architecture") from None
@@ -99,7 +99,7 @@ def _load_into(model: nn.Module, path: Path) -> nn.Module:
     except RuntimeError as error:
         raise UsageError(
             f"the weights of {path} do not fit the model: {reason_of(error)[:300]}; give a model "
-            "of the same architecture, or deepen= if it is to have more blocks"
+            "of the same architecture, or write deepen=True if it has more blocks"
         ) from None
     return model
 
@@ -107,7 +107,7 @@ def _load_into(model: nn.Module, path: Path) -> nn.Module:
 def _from_pretrained(
     path: Path, model: nn.Module | None, deepen: DeepenConfig | None
 ) -> tuple[nn.Module, DeepenConfig | None]:
-    """Load what `save_pretrained` wrote, into a model of the same class if one is given."""
+    """Load a folder of `save_pretrained`, into a model of the same class if one is given."""
     kind: Any = type(model) if hasattr(model, "from_pretrained") else _class_of(path)
     try:
         finished = kind.from_pretrained(path, local_files_only=True)
@@ -121,8 +121,8 @@ def _from_pretrained(
             model.load_state_dict(finished.state_dict())
         except RuntimeError as error:
             raise UsageError(
-                f"the weights of {path} do not fit the model: {reason_of(error)[:300]}; leave the "
-                "model out, or write deepen= if it is to have more blocks"
+                f"the weights of {path} do not fit the model: {reason_of(error)[:300]}; write "
+                f"esper.grow({str(path)!r}, ...), or deepen=True if the model has more blocks"
             ) from None
         return model, None
     whole = _deeper(kind, finished.config, deepen, path) if model is None else model
@@ -130,15 +130,15 @@ def _from_pretrained(
 
 
 def _class_of(path: Path) -> type[nn.Module]:
-    """Return the class of the network that a folder of Hugging Face holds."""
+    """Return the class of the network in a folder of Hugging Face."""
     with needing(f"{path}, written by Hugging Face,", "transformers"):
         library = importlib.import_module("transformers")
-    told = json.loads((path / _HUGGING_FACE).read_text(encoding="utf-8"))
-    names = told.get("architectures") if isinstance(told, Mapping) else None
+    config = json.loads((path / _HUGGING_FACE).read_text(encoding="utf-8"))
+    names = config.get("architectures") if isinstance(config, Mapping) else None
     kind = getattr(library, str(names[0]), None) if names else None
     if kind is None:
         raise UsageError(
-            f"{path / _HUGGING_FACE} names no architecture of transformers; give the model too: "
+            f"{path / _HUGGING_FACE} names no architecture of transformers; write "
             f"esper.grow(model, checkpoint={str(path)!r})"
         )
     found: type[nn.Module] = kind
@@ -146,56 +146,56 @@ def _class_of(path: Path) -> type[nn.Module]:
 
 
 def _deeper(kind: Any, config: Any, deepen: DeepenConfig, path: Path) -> nn.Module:
-    """Return a network like a finished one with as many blocks as it is to have at the end.
+    """Return a network with the configuration of a finished one, but deeper.
 
-    That is the most that `at` names, or twice as many as it has.
+    It has the most blocks that `at` names, or twice as many as the finished one.
     """
     before = getattr(config, "num_hidden_layers", None)
     if not isinstance(before, int):
         raise UsageError(
-            f"cannot tell how deep {path} is; build the deeper model and write "
-            f"esper.grow(model, checkpoint={str(path)!r}, deepen=...)"
+            f"the configuration in {path} has no num_hidden_layers; build the deeper model and "
+            f"write esper.grow(model, checkpoint={str(path)!r}, deepen=...)"
         )
     wanted = [blocks for _, blocks in deepen.at or () if isinstance(blocks, int)]
     deeper = copy.deepcopy(config)
     deeper.num_hidden_layers = max(wanted, default=2 * before)
     layers = getattr(config, "layer_types", None)
     if layers:
-        # Kinds of layers alternate in a pattern that goes on.
+        # The pattern of layer types continues.
         deeper.layer_types = [layers[n % before] for n in range(deeper.num_hidden_layers)]
     built: nn.Module = kind(deeper)
     return built
 
 
-# ---- Learning rates that rise anew
+# ---- Warming up again
 
 
 class Rewarm:
-    """Lets learning rates rise from 0 to what they are set to, over the first steps of a run.
+    """Scales learning rates up from 0 over the first steps of a run.
 
-    Schedules know nothing of it: a rate is lowered only while the optimizer steps.
+    Schedules do not see it: a rate is lowered only while the optimizer steps.
 
     Args:
-        steps: optimizer steps over which it does so.
+        steps: length of the warm-up in optimizer steps.
         per_epoch: optimizer steps of an epoch.
     """
 
     def __init__(self, steps: int, per_epoch: int) -> None:
-        """No optimizer is warmed yet."""
+        """Start at step 0, without an optimizer."""
         self.steps = steps
         self._per_epoch = per_epoch
         self._step = 0
         self._entered: dict[int, list[list[Any]]] = {}
-        """Rates of an optimizer before each of its steps under way, the outermost first."""
+        """Rates of an optimizer before each of its nested steps, the outermost first."""
         self._handles: list[RemovableHandle] = []
 
     @classmethod
     def of(cls, rewarm: int | float, train: Any, epochs: int) -> Rewarm:
-        """Return what `GrowthConfig.rewarm` asks for in a run of this length."""
+        """Return the warm-up of `GrowthConfig.rewarm` for a run of this length."""
         if not isinstance(train, Sized):
             raise UsageError(
-                "rewarm needs to know how many steps an epoch has, but train has no length; give "
-                "it one (a list, a DataLoader), or rewarm=0"
+                "rewarm needs the number of steps in an epoch, but train has no length; give train "
+                "as a list or a DataLoader, or write rewarm=0"
             )
         share = isinstance(rewarm, float) and rewarm < 1.0
         steps = rewarm * epochs * len(train) if share else rewarm
@@ -203,20 +203,20 @@ class Rewarm:
 
     @property
     def factor(self) -> float:
-        """The share of its rate that the next step is taken with."""
+        """Factor of the learning rate in the next step."""
         return min(1.0, (self._step + 1) / (self.steps + 1))
 
     def at(self, epoch: int, batch: int) -> None:
-        """Come to a batch, from 0, of an epoch, from 1."""
+        """Set the step to a batch (from 0) of an epoch (from 1)."""
         self._step = (epoch - 1) * self._per_epoch + batch
 
     def warm(self, optimizer: Optimizer) -> None:
-        """Do so with an optimizer, until `release`."""
+        """Scale the rates of an optimizer until `release`."""
         self._handles.append(optimizer.register_step_pre_hook(self._lower))
         self._handles.append(optimizer.register_step_post_hook(self._restore))
 
     def release(self) -> None:
-        """Leave every optimizer alone."""
+        """Remove the hooks from all optimizers."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -224,7 +224,7 @@ class Rewarm:
     def _lower(self, optimizer: Optimizer, *_: Any) -> None:
         entered = self._entered.setdefault(id(optimizer), [])
         entered.append([group["lr"] for group in optimizer.param_groups])
-        # The step of a subclass may call that of its base, which has the same hooks.
+        # The step of a subclass may call its base's step, which runs the same hooks.
         if len(entered) == 1:
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * self.factor

@@ -33,32 +33,28 @@ Keep = Literal["best", "last"]
 
 @dataclass(frozen=True, kw_only=True)
 class GardenerConfig(RowConfig):
-    """How often a gardener measures, what it tells the controller, and when it goes back."""
+    """How often a gardener measures, what it tells the controller, and when it rolls back."""
 
     param_budget: int = option(
         500_000, "Parameters that count as a full budget in the observation.", minimum=1
     )
     chance_loss: float = option(
         0.0,
-        "Loss of a network that only guesses; 0 for that of `num_classes`, or where nobody knows.",
+        "Loss of a network that only guesses; 0: that of `num_classes`, or unknown.",
         minimum=0.0,
     )
-    train_samples: int = option(0, "Samples of the training set; 0 where nobody knows.", minimum=0)
-    samples_per_epoch: int = option(
-        0, "Samples trained on in one epoch; 0 where nobody knows.", minimum=0
-    )
-    num_classes: int = option(
-        0, "Classes or distinct tokens; 0 where there are none or nobody knows.", minimum=0
-    )
+    train_samples: int = option(0, "Samples of the training set; 0: unknown.", minimum=0)
+    samples_per_epoch: int = option(0, "Samples trained on in one epoch; 0: unknown.", minimum=0)
+    num_classes: int = option(0, "Classes or distinct tokens; 0: none, or unknown.", minimum=0)
     val_is_sharded: bool = option(
         False,
-        "In several processes: put the samples that each evaluates together. "
-        "Otherwise all evaluate the same, and those of rank 0 count.",
+        "In several processes: each evaluates other samples, which are joined. "
+        "Otherwise all evaluate the same, and rank 0 counts.",
     )
     statistics_samples: int = option(
         DEFAULT_SAMPLES,
-        "Most training samples from which running statistics (BatchNorm) are taken anew before an "
-        "epoch is measured; 0 leaves them as training has them.",
+        "Most training samples for recomputing BatchNorm statistics before an epoch is measured; "
+        "0 keeps those of training.",
         minimum=0,
     )
     fits_horizon: bool = option(
@@ -66,11 +62,11 @@ class GardenerConfig(RowConfig):
     )
 
     def with_task_facts(self, **facts: float) -> GardenerConfig:
-        """Return the settings with what was found out about the task where they do not say it."""
+        """Return the settings with these facts about the task, where they lack them."""
         return self.replace(**{name: v for name, v in facts.items() if not getattr(self, name)})
 
     def task_facts(self, horizon: int) -> RowFacts:
-        """Return what a controller is told about the task before a network is trained on it."""
+        """Return the facts about the task that a controller sees."""
         guess = math.log(self.num_classes) if self.num_classes > 1 else math.nan
         return row_facts(
             1,
@@ -92,13 +88,13 @@ class GrowthConfig(Config):
     decide_every: int = option(
         0, "Training steps that count as an epoch; 0: one pass over the training set.", minimum=0
     )
-    twin: bool = option(False, "Also train the network that only waits, for comparison.")
+    twin: bool = option(False, "Also train the un-grown twin, for comparison.")
     keep: Keep = option(
-        "best", "Which network is returned, of the twin alike: the best validated, or the last."
+        "best", "Which network, and which twin, is returned: the best validated, or the last."
     )
     rewarm: int | float = option(
         0,
-        "Steps, or share of the run, in which learning rates rise from 0 at its start, as for a "
+        "Steps, or share of the run, over which learning rates rise from 0 at its start; for a "
         "finished network that is grown further.",
         minimum=0,
     )
@@ -109,7 +105,7 @@ class GrowthConfig(Config):
     garden: GardenConfig = option(GardenConfig, "The life of seeds and the limits of growth.")
     gardener: GardenerConfig = option(GardenerConfig, "How the network is measured.")
     deepen: DeepenConfig | None = option(
-        None, "Let blocks sleep and wake instead of growing seeds; empty is not at all."
+        None, "Let blocks sleep and wake instead of growing seeds; empty: no."
     )
 
 
@@ -117,7 +113,7 @@ class GrowthConfig(Config):
 
 
 def controller_context(garden: Garden, seed: int) -> ControllerContext:
-    """Return what a controller is made for."""
+    """Return what a controller is told when it is made."""
     return ControllerContext(
         slot_names=garden.slot_names,
         blueprint_names=blueprint_names(),
@@ -129,10 +125,10 @@ def controller_context(garden: Garden, seed: int) -> ControllerContext:
 
 
 def learned_limits(controller: Controller, garden: Garden) -> dict[str, int]:
-    """Return limits of growth that a garden lacks and its controller learned under.
+    """Return the limits of growth that the controller learned under, where the garden has none.
 
-    Nobody has measured what a policy does without a limit when it always had one; one clone
-    germinated and pruned by turns.
+    A policy that always had a limit was never measured without one; one clone germinated and
+    pruned by turns.
     """
     if not isinstance(controller, Limited):
         return {}

@@ -1,4 +1,4 @@
-"""One garden trained in several processes: what one of them measures and decides holds for all."""
+"""The engine of a gardener: one garden that the user trains, in one or several processes."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The processes in which copies of a garden are trained by `DistributedDataParallel`.
+    """The processes in which `DistributedDataParallel` trains copies of a garden.
 
-    Every method is called in all of them at the same point. Where the garden is in no such
-    wrapper there is only this process, and everything is returned as it is.
+    Call every method in all of them at the same point. Without such a wrapper there is only this
+    process, and every value is returned unchanged.
     """
 
     def __init__(self, garden: Garden, *, val_is_sharded: bool = False) -> None:
-        """Look for the garden's wrapper whenever something is to be shared."""
+        """Bind the garden; its wrapper may come later."""
         self._garden = garden
         self._val_is_sharded = val_is_sharded
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The processes that train this garden; None where this one is alone."""
+        """The processes that train this garden; None if there is only this one."""
         wrapper = self._garden.ties.wrapper()
         if wrapper is None:
             return None
@@ -64,7 +64,7 @@ class Ranks:
         return shared
 
     def mean(self, value: float | None) -> float | None:
-        """Return the mean over the processes that know this number."""
+        """Return the mean over the processes whose value is not None."""
         known = [one for one in self._all(value) if one is not None]
         return sum(known) / len(known) if known else None
 
@@ -84,13 +84,13 @@ class Ranks:
         )
 
     def check_topology(self) -> None:
-        """Refuse to go on with networks that have become different ones."""
+        """Raise an error if the networks of the processes differ."""
         found = self._all(topology_hash(self._garden))
-        strangers = [rank for rank, one in enumerate(found) if one != found[0]]
-        if strangers:
+        others = [rank for rank, one in enumerate(found) if one != found[0]]
+        if others:
             raise UsageError(
-                f"the network on rank {', '.join(map(str, strangers))} is not that of rank 0; act "
-                "on the garden in the same way in every process, or let the Gardener do it"
+                f"the network of rank {', '.join(map(str, others))} differs from that of rank 0; "
+                "act on the garden equally in every process, or only through Gardener.step"
             )
 
     def _all(self, value: T) -> list[T]:
@@ -104,17 +104,17 @@ class Ranks:
 
 
 def topology_hash(garden: Garden) -> str:
-    """Return what tells grown networks apart: parameters, what trains, and how seeds are mixed."""
+    """Return a hash of parameters, of what trains, and of how seeds are blended."""
     parameters = [(n, tuple(p.shape), p.requires_grad) for n, p in garden.named_parameters()]
     slots = [(s.name, s.mode, s.algorithm, float(s.alpha)) for s in garden.seedbed]
     return hashlib.sha256(repr((parameters, slots)).encode()).hexdigest()
 
 
-# ---- The engine of a group of one row whose epochs its owner trains
+# ---- The engine of a group of one row
 
 
 class OwnersEngine:
-    """One garden that its owner trains: `train` only takes over what the owner's epoch left."""
+    """One garden that the user trains: `train` only returns what the user's epoch left."""
 
     def __init__(self, garden: Garden, ranks: Ranks) -> None:
         """Bind the garden and the processes that train it; its optimizer may come later."""
@@ -124,13 +124,13 @@ class OwnersEngine:
         self._evaluator: Evaluator | None = None
         self._train_loss = math.nan
         self.before_write: Callable[[], None] | None = None
-        """Called before earlier weights are put back into the garden."""
+        """Called before earlier weights are restored."""
         self._inputs: Sequence[Any] = ()
-        """Training batches of this epoch that statistics are taken from, of inputs alone."""
+        """Inputs of training batches of this epoch, for BatchNorm statistics."""
         self._samples = 0
-        """How many samples they have."""
+        """Number of samples in `_inputs`."""
         self._fitted = self._amplitudes()
-        """What was blended in, and how far, when statistics were last taken."""
+        """Amplitude of every seed when statistics were last computed."""
         self._is_warned = False
 
     @property
@@ -144,25 +144,25 @@ class OwnersEngine:
         return self.garden.count_host_parameters()
 
     def rates(self, epochs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the share of the peak learning rate, and the rate, that the optimizer has now.
+        """Return the optimizer's learning rate as a share of its peak, and the rate itself.
 
-        That is the next epoch's, where the schedule is stepped before the gardener is.
+        It is that of the next epoch if the schedule is stepped before the gardener.
         """
         if self.carried is None:
             return unknown_rates(epochs)
         group = self.carried.optimizer.param_groups[0]
         rate = float(group["lr"])
-        # Schedules of PyTorch leave the rate they start from, or rise to, in the group.
+        # PyTorch's schedules store their first or largest rate in the group.
         peak = float(group.get("max_lr", group.get("initial_lr", rate)))
         return torch.tensor([rate / peak if peak > 0 else 1.0]), torch.tensor([rate])
 
     def finish_epoch(self, evaluator: Evaluator, train_loss: float | None) -> None:
-        """Say that the owner has trained an epoch, with what loss, and how it is evaluated."""
+        """Take the evaluator and the training loss of an epoch that the user trained."""
         self._evaluator = evaluator
         self._train_loss = math.nan if train_loss is None else train_loss
 
     def recalibrate_from(self, batches: Batches, most: int) -> int:
-        """Do the same on the first batches of `most` samples, as users have them; 0 for none."""
+        """Recompute statistics on the first `most` samples of a user's batches; return how many."""
         if not most or not moving_norms(self.garden):
             return 0
         parameter = next(self.garden.parameters(), None)
@@ -172,10 +172,10 @@ class OwnersEngine:
         return self.recalibrate([map_tensors(one, lambda t: t.to(device)) for one in read])
 
     def recalibrate(self, inputs: Sequence[Any]) -> int:
-        """Take running statistics anew on these batches, and keep them for ablations.
+        """Recompute running statistics on these batches, and keep the batches for ablations.
 
-        In several processes those of rank 0 hold, as they do in DistributedDataParallel. Returns
-        the number of samples; 0 where there are no statistics.
+        In several processes all take those of rank 0, as in DistributedDataParallel. Return the
+        number of samples; 0 in a model without such statistics.
         """
         norms = moving_norms(self.garden)
         self._inputs = inputs if norms else ()
@@ -188,7 +188,7 @@ class OwnersEngine:
         return count
 
     def warn_of_statistics(self, epoch: int) -> None:
-        """Say once where statistics do not belong to the network that is about to be measured."""
+        """Warn once if BatchNorm statistics are out of date for the network to be measured."""
         now = self._amplitudes()
         norms = moving_norms(self.garden)
         if self._samples or self._is_warned or now == self._fitted or not norms:
@@ -196,30 +196,26 @@ class OwnersEngine:
         self._is_warned = True
         slots = [name for name in self.slots if now.get(name) != self._fitted.get(name)]
         warn(
-            f"epoch {epoch}: the seeds at {', '.join(slots)} changed, but the running "
-            f"statistics of the model's {type(norms[0]).__name__} layers were not taken anew, "
-            "so scores and contributions are too low; call gardener.recalibrate(batches), with "
-            "training batches, before gardener.step(...)"
+            f"epoch {epoch}: the seeds at {', '.join(slots)} changed, but the running statistics "
+            f"of the model's {type(norms[0]).__name__} layers did not, so scores and contributions "
+            "are too low; call gardener.recalibrate(train_batches) before gardener.step(...)"
         )
 
     def forget_batches(self) -> int:
-        """Let go of the batches that statistics were taken from; return how many samples it were.
-
-        The next epoch has its own.
-        """
+        """Release the batches of this epoch's statistics; return their number of samples."""
         samples, self._samples, self._inputs = self._samples, 0, ()
         return samples
 
     def _amplitudes(self) -> dict[str, float]:
-        """Return how far every seed is blended in, by slot, of those that change any output."""
+        """Return the amplitude of every seed that changes an output, by slot."""
         return {name: view.alpha for name, view in self.garden.slots.items() if view.alpha > 0}
 
     def sync(self, state: SlotState) -> Tensor:
-        """Build, free and re-aim seeds as the state says; return their sizes, int64 [1, S]."""
+        """Build and free seeds to match the state; return their sizes, int64 [1, S]."""
         return self.garden.sync(state)
 
     def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
-        """Return what the owner's epoch said."""
+        """Return the result of the user's epoch."""
         sample, sampled = take_samples([self.garden])
         loss = torch.tensor([self._train_loss], dtype=torch.float64)
         result = self._ranks.from_first(EpochResult(loss, sample, sampled))
@@ -242,9 +238,9 @@ class OwnersEngine:
         return [self.read(row).at_rest(seeds[row].tolist()) for row in rows]
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
-        """Put weights into the garden; its optimizer forgets what it remembered of it.
+        """Restore weights of the garden, and clear the optimizer's state for them.
 
-        Its statistics were saved with seeds that are no more, so they are taken anew.
+        The saved statistics belong to seeds that are gone, so they are recomputed.
         """
         if self.before_write is not None:
             self.before_write()

@@ -1,9 +1,8 @@
-"""What a program brings to `esper.grow`, as short texts that change when it does.
+"""Checksums of the data, model and functions that a program gives to `esper.grow`.
 
-A checkpoint holds them, so that a run which is continued with other data or another model says
-what is different. Taking them is cheap, reads nothing that can be read only once, and draws no
-random number that the run would miss. Parts that differ from one look to the next, such as inputs
-that are augmented at random, are left out.
+A checkpoint holds them, so that a run continued with other data or another model says what is
+different. They are cheap, read nothing that can be read only once, and leave the random state as it
+was. Values that differ between two readings, such as randomly augmented inputs, are left out.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from esper.leyline.errors import EsperError
 from esper.utils.randomness import seeded
 
 _SAMPLES = 32
-"""Samples of a data set that are looked at."""
+"""Most samples of a data set that are read."""
 _BATCHES = 256
-"""Batches of a list that are looked at."""
+"""Most batches of a list that are read."""
 _MOST_BYTES = 2**26
-"""Bytes of one tensor that are looked at; of a larger one, as many from all over it."""
+"""Most bytes of a tensor that are read; of a larger one, evenly spaced ones."""
 _MOST_MODULES = 1_000
 _MOST_FUNCTIONS = 200
 _NOT_COMPARED = ("training", "device", "extra_repr")
-"""Attributes of modules that may be others when a run is continued."""
+"""Attributes of modules that may change when a run is continued."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -45,11 +44,11 @@ class Fingerprint:
     """Collects data into one checksum."""
 
     def __init__(self) -> None:
-        """Start with nothing."""
+        """Start with an empty checksum."""
         self._digest = hashlib.blake2b(digest_size=16)
 
     def add(self, value: Any) -> None:
-        """Take in a value: tensors, arrays and plain data, however nested."""
+        """Add a value: tensors, arrays and plain data, nested at will."""
         waiting = [value]
         while waiting:
             one = waiting.pop()
@@ -87,24 +86,24 @@ class Fingerprint:
 
 
 def fingerprint(*values: Any) -> str:
-    """Return a checksum of values: tensors, arrays and plain data, however nested."""
+    """Return a checksum of values: tensors, arrays and plain data, nested at will."""
     found = Fingerprint()
     for value in values:
         found.add(value)
     return str(found)
 
 
-# -------------------------------------------------------------------------------------------- data
+# ---- Data
 
 
 def data_contents(name: str, batches: Batches | None) -> dict[str, str]:
-    """Return what can be told of somebody's batches without disturbing them.
+    """Return checksums of the user's batches, by name.
 
-    A list is looked at itself, a DataLoader by its settings and its data set. Of other objects the
-    length is known, and their first batch where `set_epoch` says which one that is.
+    They cover the batches of a list, and the settings and the data set of a DataLoader. Of other
+    objects they cover the length, and the first batch if there is a `set_epoch` to choose it.
 
     Args:
-        name: what they are called in messages, such as "training".
+        name: name of the batches in messages, such as "training".
         batches: the batches; None is no data.
     """
     if batches is None or isinstance(batches, Iterator):
@@ -119,7 +118,9 @@ def data_contents(name: str, batches: Batches | None) -> dict[str, str]:
         if isinstance(batches, Sequence):
             return {
                 **found,
-                **_told(name, [batches[place] for place in _places(len(batches), _BATCHES)]),
+                **_batch_contents(
+                    name, [batches[place] for place in _places(len(batches), _BATCHES)]
+                ),
             }
         set_epoch = getattr(batches, "set_epoch", None)
         if callable(set_epoch):
@@ -164,11 +165,11 @@ def _dataset_contents(name: str, dataset: Any) -> dict[str, str]:
 
 
 def _stable(name: str, read: Callable[[], list[Any]]) -> dict[str, str]:
-    """Return what is the same in two readings under other random numbers; nothing if it fails."""
+    """Return the checksums that are equal in two readings with other random numbers."""
     try:
-        first, second = (_told(name, _drawn(read, number)) for number in range(2))
+        first, second = (_batch_contents(name, _drawn(read, number)) for number in range(2))
     except Exception:
-        # Whatever is wrong with the data is said where it is used.
+        # Errors in the data are raised when it is used.
         return {}
     return {key: value for key, value in first.items() if second.get(key) == value}
 
@@ -180,7 +181,7 @@ def _drawn(read: Callable[[], list[Any]], number: int) -> list[Any]:
         return read()
 
 
-def _told(name: str, batches: Sequence[Any]) -> dict[str, str]:
+def _batch_contents(name: str, batches: Sequence[Any]) -> dict[str, str]:
     inputs, targets = Fingerprint(), Fingerprint()
     for batch in batches:
         try:
@@ -193,7 +194,7 @@ def _told(name: str, batches: Sequence[Any]) -> dict[str, str]:
 
 
 def _places(size: int, most: int) -> list[int]:
-    """Return which of so many are looked at: all of a few, else some from all over."""
+    """Return the indices to read: all up to `most`, else evenly spaced ones."""
     if size <= most:
         return list(range(size))
     return [number * (size - 1) // (most - 1) for number in range(most)]
@@ -208,7 +209,7 @@ def _length(value: Any) -> int | None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Put the random states of Python, NumPy and PyTorch back after the block."""
+    """Restore the random states of Python, NumPy and PyTorch after the block."""
     python, numpy, pytorch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -218,11 +219,11 @@ def _undisturbed() -> Iterator[None]:
         torch.set_rng_state(pytorch)
 
 
-# ------------------------------------------------------------------------------------------- model
+# ---- Models and functions
 
 
 def model_contents(model: nn.Module) -> dict[str, str]:
-    """Return what a model is made of, the shapes of its weights and the code that it runs."""
+    """Return checksums of a model's modules, the shapes of its weights and its code."""
     lines = {name: _described(module) for name, module in model.named_modules()}
     found = {
         f"module {name!r} of the model" if name else "model itself": line
@@ -244,7 +245,7 @@ def model_contents(model: nn.Module) -> dict[str, str]:
 
 
 def function_contents(name: str, value: Any) -> dict[str, str]:
-    """Return what is known of a loss, an optimizer or a schedule, given as a function or object."""
+    """Return checksums of a loss, an optimizer or a schedule."""
     if isinstance(value, nn.Module):
         return {name: _described(value), _code_name(name): fingerprint(_code_of(value.forward))}
     if isinstance(value, Optimizer):
@@ -256,19 +257,19 @@ def function_contents(name: str, value: Any) -> dict[str, str]:
 
 
 def _code_name(name: str) -> str:
-    # Other versions of Python translate the same code differently, and so does -O.
+    # Bytecode depends on the version of Python, and on -O.
     major, minor = sys.version_info[:2]
     optimized = f" -{'O' * sys.flags.optimize}" if sys.flags.optimize else ""
     return f"code of the {name} (read by Python {major}.{minor}{optimized})"
 
 
 def _described(module: nn.Module) -> str:
-    """Return the class of a module with its plain attributes, in one line."""
+    """Return a module's class and plain attributes in one line."""
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     for name in _NOT_COMPARED:
         own.pop(name, None)
-    told = {name: _plain(value) for name, value in sorted(own.items())}
-    known = ", ".join(f"{name}={value}" for name, value in told.items() if value is not None)
+    plain = {name: _plain(value) for name, value in sorted(own.items())}
+    known = ", ".join(f"{name}={value}" for name, value in plain.items() if value is not None)
     line = f"{type(module).__qualname__}({known})"
     return line if len(line) <= 400 else f"{line[:360]}… {fingerprint(line)}"
 
@@ -287,7 +288,7 @@ def _plain(value: Any) -> str | None:
 
 
 def _is_own(code: CodeType) -> bool:
-    """Return whether code is the user's: that of libraries is known by their version."""
+    """Return whether code is the user's, not that of a library."""
     parts = Path(code.co_filename).parts
     is_library = "site-packages" in parts or "dist-packages" in parts
     return not is_library and not code.co_filename.startswith(_LIBRARIES)
@@ -297,7 +298,7 @@ _LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
 
 
 def _code_of(function: Any, kind: type | None = None) -> list[Any]:
-    """Return a function of the user's with those that it calls by name, as plain data."""
+    """Return the code of a user's function, and of those that it calls by name, as plain data."""
     found: dict[CodeType, list[Any]] = {}
     waiting: list[Any] = [function]
     while waiting and len(found) < _MOST_FUNCTIONS:
@@ -321,7 +322,7 @@ def _code_of(function: Any, kind: type | None = None) -> list[Any]:
 
 
 def _class_attribute(kind: type, name: str) -> Any:
-    """Return an attribute of a class as it is written there, whichever of its bases that is."""
+    """Return an attribute of a class or its bases, without calling descriptors."""
     return next((vars(one)[name] for one in kind.__mro__ if name in vars(one)), None)
 
 
@@ -331,11 +332,11 @@ def _names(code: CodeType) -> list[str]:
 
 
 def _code_data(code: CodeType) -> list[Any]:
-    """Return what a code object does, without where it was written."""
+    """Return the content of a code object, without file and line."""
     constants: list[Any] = []
     for number, one in enumerate(code.co_consts):
         if number == 0 and isinstance(one, str):
-            continue  # what the function says of itself
+            continue  # The docstring.
         if isinstance(one, CodeType):
             constants.append(_code_data(one))
         elif isinstance(one, frozenset):
@@ -348,5 +349,5 @@ def _code_data(code: CodeType) -> list[Any]:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not filled yet
+    except ValueError:  # The cell is empty.
         return None

@@ -1,10 +1,9 @@
-"""Gardener: a controller at work on one model, in its owner's own training loop.
+"""Gardener: lets a controller grow one model in the user's own training loop.
 
-A gardener is a group of one row (`esper.kasmina.row_group`) whose engine is the owner's loop. Once
-per epoch, `step` takes the second half of the group's step and the first half of the next: the
-epoch that was trained is measured with its ablations and judged by the governor, the controller
-sees the signals, its action is carried out and the lifecycle ticks. The epoch that follows trains
-what was decided.
+A gardener is a group of one row (`esper.kasmina.row_group`) whose engine is the user's loop. Once
+per epoch, `step` runs the second half of the group's step and the first half of the next: it
+measures the trained epoch with its ablations, lets the governor judge it, shows the signals to the
+controller, carries out the action and ticks the lifecycle. The next epoch trains what was decided.
 """
 
 from __future__ import annotations
@@ -47,43 +46,43 @@ from esper.leyline.rules import why_full
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import make_controller
 
-MOST_ROLLBACKS = 3  # Rollbacks in a row after which growing one network gives up.
+MOST_ROLLBACKS = 3
+"""Rollbacks in a row after which a gardener gives up."""
 
-_TOLD = ("num_classes", "chance_loss", "train_samples", "samples_per_epoch")
-"""What a gardener can be told of its task."""
+_FACTS = ("num_classes", "chance_loss", "train_samples", "samples_per_epoch")
+"""Facts about the task that `Gardener.tell` takes."""
 
 MEMORY = "gardener"
-"""Where the `state_dict` of a gardener's optimizer has what the gardener remembers."""
+"""Key of the gardener's memory in the `state_dict` of its optimizer."""
 
 
 class Gardener:
-    """Drives one garden with one controller.
+    """Grows one garden with one controller.
 
     When the validation loss is not finite, explodes, or falls back to guessing, the governor
-    restores host and fossilized seeds as they were in the last safe epoch (a copy is taken every
-    few epochs), removes what was still growing, clears the controller's memory and goes on; the
-    reason stands in the epoch's record. After several rollbacks in a row it gives up with an error.
+    restores host and fossilized seeds of the last safe epoch (it takes a copy every few epochs),
+    removes all other seeds, clears the controller's memory and goes on. The epoch's record holds
+    the reason. After three rollbacks in a row the gardener raises an error.
 
     A garden wrapped by `DistributedDataParallel` has a gardener in every process; call `step` in
     all of them. Rank 0 measures and decides, all act, and the topologies are compared.
 
     Args:
         garden: what grows.
-        controller: 'tamiyo', the learned one that comes along, 'heuristic', 'wait', 'random',
+        controller: 'tamiyo', the learned one that ships; 'heuristic', 'wait', 'random',
             'schedule:FILE', or an object with the `Controller` protocol.
-        horizon: epochs of the whole run; decisions follow all but the last.
-        max_growth: most parameters and operations of the grown network, as a multiple of the
-            model's, such as 2.0 or "2x"; the garden's, 0 (no limit), by default.
-        max_seeds: most seeds alive or fossilized at once; likewise.
-        max_parameters: most trainable parameters of the grown network; likewise. Where there is no
-            limit and the controller learned under one, as 'tamiyo' did, that one holds.
-        max_added_flops: most operations per sample that seeds may add; likewise.
-        ablate_every: measure contributions at every this many epochs; 1 by default.
-        seed: seed of controllers that draw.
+        horizon: epochs of the whole run; a decision follows each but the last.
+        max_growth: largest size of the grown network, in parameters and operations, as a multiple
+            of the model's, such as 2.0 or "2x". By default the garden's own limit; if that is 0
+            (no limit), the one that the controller learned under (2.0 for 'tamiyo').
+        max_seeds: most seeds alive or fossilized at once; by default the garden's own limit.
+        max_parameters: most trainable parameters, instead of `max_growth`.
+        max_added_flops: most operations per sample that seeds may add, instead of `max_growth`.
+        ablate_every: measure contributions every so many epochs; by default 1.
+        seed: seed of random controllers.
         config: further settings, such as what counts as a plateau (page Settings, below
-            `growth.gardener`). Gradients are not clipped: that is for your own loop to do.
-        rates: the learning rates that the owner's epochs will have; by default what the optimizer
-            has when it is looked at.
+            `growth.gardener`). The gardener does not clip gradients; do that in your loop.
+        rates: learning rates of the epochs to come; by default those that the optimizer has.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Gardener:
         """Bring controller and garden together; nothing is measured yet."""
         if not isinstance(garden, Garden):
             raise UsageError(
-                f"a gardener needs a Garden, got {type(garden).__name__}; make one by "
+                f"Gardener needs a Garden, got {type(garden).__name__}; write "
                 "esper.Garden(model, slots, example_input)"
             )
         check_value("horizon", horizon, int, minimum=1)
@@ -119,7 +118,7 @@ class Gardener:
         )
         self.horizon = horizon
         self.tracker = self.config.tracker
-        """When the host counts as stuck or settled in a run of this length."""
+        """When the host counts as stuck or settled, for a run of this length."""
         if self.config.fits_horizon:
             lifecycle = garden.config.lifecycle.fitted(horizon)
             garden.config = garden.config.replace(lifecycle=lifecycle)
@@ -144,25 +143,24 @@ class Gardener:
         )
         self._group.start()
         self._rollbacks = 0
-        """How many epochs in a row went back."""
+        """Rollbacks in a row so far."""
         self.warns_at_end = True
-        """Whether the last step warns of a network that has not learned anything."""
+        """Whether the last step warns if the network has not learned anything."""
         self._clock = time.monotonic()
 
     def tell(self, **facts: float) -> None:
-        """Let the controller know of the task what the settings do not say.
+        """Tell the controller facts about the task that the settings lack; call it before `step`.
 
-        A learned controller judges by it how much there is to gain. `esper.grow` and the callbacks
-        of trainers find it out; whoever has a loop of their own says it in the settings, or here
-        before the first step.
+        A learned controller uses them to judge how much there is to gain. `esper.grow` and the
+        callbacks of trainers find them by themselves.
 
         Args:
             facts: `num_classes`, `chance_loss`, `train_samples`, `samples_per_epoch`, as in
                 `GardenerConfig`.
         """
-        unknown = [name for name in facts if name not in _TOLD]
-        if unknown:
-            raise unknown_name("fact", unknown[0], _TOLD)
+        for name in facts:
+            if name not in _FACTS:
+                raise unknown_name("fact", name, _FACTS)
         self.config = self.config.with_task_facts(**facts)
         self._group.facts = self.config.task_facts(self.horizon)
 
@@ -173,18 +171,18 @@ class Gardener:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """Why it did not learn, or nothing grew, or not to the end, once the run is over."""
+        """Why the network did not learn or grow, or not completely, once the run is over."""
         return why_not_grown(self.history, chance_loss=self.chance_loss)
 
     @property
     def chance_loss(self) -> float | None:
-        """Loss of a network that only guesses; None where nobody knows."""
+        """Loss of a network that only guesses; None if unknown."""
         loss = float(self._group.facts.chance_loss[0])
         return None if math.isnan(loss) else loss
 
     @property
     def carried(self) -> CarriedOptimizer | None:
-        """The optimizer that is kept in step with growth, once it was made."""
+        """The optimizer made by `optimizer`, kept in step with growth; None before."""
         return self._engine.carried
 
     def optimizer(
@@ -195,15 +193,15 @@ class Gardener:
     ) -> Optimizer:
         """Return `factory(params, **options)`, kept in step with growth.
 
-        Without `params` it covers the whole garden. Make it once; parameters of seeds join and
-        leave its groups by themselves. Its `state_dict()` names its parameters and holds what the
-        gardener remembers, and its `load_state_dict` takes both back: whoever saves and loads the
-        garden and its optimizer, in this order, continues exactly.
+        Without `params` it covers the whole garden. Make it once; the gardener adds and removes the
+        parameters of seeds. Its `state_dict()` includes the names of its parameters and the
+        gardener's memory, and `load_state_dict` restores both. So saving and loading the garden
+        and then its optimizer resumes exactly.
         """
         if self._engine.carried is not None:
-            raise UsageError("this gardener has an optimizer already; make one per gardener")
+            raise UsageError("this gardener already has an optimizer; make one Gardener for each")
         self._engine.carried = make_optimizer(self.garden, factory, params, options)
-        # Weights loaded since the gardener was made are what a first bad epoch goes back to.
+        # A rollback of the first epoch returns to weights loaded since the gardener was made.
         self._group.start()
         optimizer = self._engine.carried.optimizer
         optimizer.register_state_dict_post_hook(self._add_memory)
@@ -211,26 +209,25 @@ class Gardener:
         return optimizer
 
     def recalibrate(self, batches: Batches) -> int:
-        """Take the running statistics of BatchNorm layers anew; call it before `step`.
+        """Recompute the running statistics of BatchNorm layers; call it before `step`.
 
-        A seed that comes, goes or changes its amplitude leaves them behind, and an evaluation by
-        them is wrong by whole points. `esper.grow` and the callbacks of trainers do this by
-        themselves. Training does not notice, and layers that are kept in eval mode are left alone.
-        The batches are held until the next `step`, in which every ablation is measured with
-        statistics of its own.
+        They are out of date once a seed comes, goes or changes its amplitude, and an evaluation
+        with them is wrong by whole points. `esper.grow` and the callbacks of trainers call this by
+        themselves. Training is not affected, and layers in eval mode are left alone. The batches
+        are held until the next `step`, which measures every ablation with its own statistics.
 
         Args:
-            batches: training batches, as `esper.grow` takes them, or of inputs alone; no more than
-                `config.statistics_samples` samples are read, but one batch at least. In a model
-                without such layers none are.
+            batches: training batches, as `esper.grow` takes them, or of inputs alone. At most
+                `config.statistics_samples` samples are read, but at least one batch; none in a
+                model without BatchNorm.
 
         Returns:
-            The number of samples that the statistics are taken from.
+            The number of samples used.
         """
         return self._engine.recalibrate_from(batches, self.config.statistics_samples)
 
     def recalibrate_on(self, inputs: Sequence[Any]) -> int:
-        """Do what `recalibrate` does, on these batches of inputs, where the garden is."""
+        """Do what `recalibrate` does, on batches of inputs that are on the garden's device."""
         return self._engine.recalibrate(inputs)
 
     def step(
@@ -243,29 +240,34 @@ class Gardener:
         on_measured: Callable[[float], None] | None = None,
         before_action: Callable[[], None] | None = None,
     ) -> EpochRecord:
-        """Measure the epoch that was trained, decide, act; return what happened.
+        """Measure the trained epoch, decide and act; return the record of the epoch.
 
-        `evaluate(model)` returns `(loss[M], correct[M] or None)` for the validation samples in a
-        fixed order; without correctness the score is the negative loss. A caller that trains a
-        twin gives its score (or says that the network has not acted yet and is its own twin), and
-        may fork the network in `before_action`, called before any action but WAIT. `on_measured`
-        is called with the score while the network is still what was measured. In a model with
-        BatchNorm, `recalibrate` comes first.
+        In a model with BatchNorm, call `recalibrate` first.
+
+        Args:
+            evaluate: `evaluate(model)` returns `(loss[M], correct[M] or None)` for the validation
+                samples in a fixed order; without correctness the score is the negative loss.
+            train_loss: training loss of the epoch, for the record.
+            twin_score: validation score of the twin, if one is trained.
+            is_own_twin: whether nothing has acted yet, so that the network is its own twin.
+            on_measured: called with the score before anything acts.
+            before_action: called before any action but WAIT, for instance to fork a twin.
         """
         if self.epoch >= self.horizon:
             raise UsageError(
-                f"the horizon of {self.horizon} epochs is reached; give the Gardener a longer one"
+                f"the horizon of {self.horizon} epochs is reached; write "
+                f"Gardener(garden, horizon={2 * self.horizon}) for a longer run"
             )
         group = self._group
         evaluator = as_evaluator(evaluate)
         train_loss = self._ranks.mean(train_loss)
         self._engine.finish_epoch(evaluator, train_loss)
-        # Its owner may have acted on the garden by hand, and trains it by an optimizer of choice.
+        # The user may have acted on the garden by hand, and may train it with any optimizer.
         self.garden.notice_training()
         if self.config.statistics_samples:
             self._engine.warn_of_statistics(self.epoch + 1)
         group.live()
-        # What follows the garden, such as an average of its weights, remembers the epoch too.
+        # Followers of the garden, such as an average of its weights, take over the epoch too.
         self.garden.sync(group.state)
         measured = group.measured
         assert measured is not None
@@ -313,13 +315,13 @@ class Gardener:
         return record
 
     def sizes(self) -> tuple[int, int]:
-        """Return the trainable parameters and the operations per sample of the network as it is."""
+        """Return the network's trainable parameters and its operations per sample."""
         return self.garden.count_parameters(), self.garden.count_flops()
 
     def as_in(self, epoch: int | None = None) -> AbstractContextManager[None]:
-        """Return a context in which the garden's `state_dict` fits what took part in an epoch.
+        """Return a context in which the garden's `state_dict` fits the network of an epoch, or now.
 
-        Without one that is what takes part in it now.
+        Only a network that is deepened needs one: blocks that slept then are left out.
         """
         return nullcontext()
 
@@ -329,7 +331,7 @@ class Gardener:
         return self._group.signals(torch.tensor([unknown]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything a growing run needs to continue: garden, optimizer, memory, history."""
+        """Return everything that resuming needs: garden, optimizer, memory, history."""
         return {
             "garden": dict(self.garden.state_dict()),
             "optimizer": None if self.carried is None else self.carried.state_dict(),
@@ -337,16 +339,18 @@ class Gardener:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; make the optimizer first, as in the saved run."""
+        """Restore what `state_dict` returned; make the optimizer first."""
         if state["optimizer"] is not None and self.carried is None:
-            raise UsageError("make the optimizer by gardener.optimizer(...) before restoring")
+            raise UsageError(
+                "the saved run has an optimizer; call gardener.optimizer(...) before loading it"
+            )
         self.garden.load_state_dict(state["garden"])
         if self.carried is not None and state["optimizer"] is not None:
             self.carried.load_state_dict(state["optimizer"])
         self.recall(state)
 
     def memory(self) -> dict[str, Any]:
-        """Return what a gardener remembers beside its garden and its optimizer."""
+        """Return the state of the gardener without its garden and optimizer."""
         return {
             "controller": self.controller.state_dict(),
             "rows": self._group.memory(),
@@ -355,7 +359,7 @@ class Gardener:
         }
 
     def recall(self, state: dict[str, Any]) -> None:
-        """Take over what `memory` returned; garden and optimizer are left alone."""
+        """Restore what `memory` returned; garden and optimizer stay as they are."""
         self.controller.load_state_dict(state["controller"])
         self._group.recall(state["rows"])
         self._rollbacks = int(state["rollbacks"])
@@ -363,11 +367,11 @@ class Gardener:
         self._clock = time.monotonic()
 
     def _depth_now(self) -> DepthRecord | None:
-        """Return how deep the network is; None where no blocks sleep and wake."""
+        """Return how deep the network is; None where nothing is deepened."""
         return None
 
     def _take_deepenings(self) -> tuple[DeepeningRecord, ...]:
-        """Return which blocks woke since the last epoch was measured."""
+        """Return which blocks woke since the last call."""
         return ()
 
     def _add_memory(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -379,31 +383,32 @@ class Gardener:
             self.recall(map_tensors(state[MEMORY], Tensor.cpu))
 
     def _judge(self) -> str | None:
-        """Return why the network went back, and say so; give up where that does not help."""
+        """Return why the network was rolled back, and warn; give up after several in a row."""
         for slot in self._group.non_finite_seeds[0].nonzero().flatten().tolist():
             name = self.garden.slot_names[slot]
             warn(
-                f"epoch {self.epoch}: the gradients of the seed in {name!r} are not finite; it was "
-                "pruned, and the network goes on without it"
+                f"epoch {self.epoch}: the gradients of the seed in {name!r} are not finite, so it "
+                "was pruned"
             )
         panic = Panic(int(self._group.panic[0]))
         advice = "lower the learning rate, clip gradients or check the data"
         if panic is Panic.NONE:
             self._rollbacks = 0
             if not bool(torch.isfinite(self._group.tracker.loss_history[0, -1])):
-                raise NonFiniteError(f"the validation loss is not finite; {advice}")
+                raise NonFiniteError(
+                    f"epoch {self.epoch}: the validation loss is not finite; {advice}"
+                )
             return None
         self._rollbacks += 1
         self.controller.reset(1, "cpu")
         if self._rollbacks >= MOST_ROLLBACKS:
             raise NonFiniteError(
-                f"{panic.text} in {self._rollbacks} epochs in a row, each from the last safe "
-                f"state; {advice}"
+                f"epoch {self.epoch}: {panic.text}, in {self._rollbacks} epochs in a row; {advice}"
             )
         safe = int(self._group.safe_epoch[0])
         warn(
-            f"epoch {self.epoch}: {panic.text}; the network went back to what it was "
-            f"{f'after epoch {safe}' if safe else 'at the start'}"
+            f"epoch {self.epoch}: {panic.text}; the network was rolled back to "
+            f"{f'epoch {safe}' if safe else 'its first weights'}"
         )
         return panic.name.lower()
 
@@ -420,18 +425,18 @@ class Gardener:
         result = self.garden.describe(before, command, applied)
         if result.ok and op is LifecycleOp.GERMINATE and self.carried is None:
             warn(
-                "a seed was planted, but nothing that this gardener knows of trains it; make your "
-                "optimizer by gardener.optimizer(torch.optim.AdamW, lr=...)"
+                f"the new seed in {result.slot!r} is in no optimizer; write "
+                "optimizer = gardener.optimizer(torch.optim.AdamW, lr=...)"
             )
         return describe_decision(actions, result, self.garden.slot_names, why)
 
     def _reason(self, op: LifecycleOp) -> str:
-        """Return why the controller waits or prunes, as far as it or the rules can tell."""
+        """Return why the controller waits or prunes; empty if unknown."""
         if op not in (LifecycleOp.WAIT, LifecycleOp.PRUNE):
             return ""
         rules = self.garden.config.lifecycle.effective_rules
         if op is LifecycleOp.WAIT and (limit := why_full(self.garden.table.view(), rules)):
             return f"{Why.FULL}: {limit}"
         controller = self.controller
-        # Plain text: a record is saved as plain data.
+        # Records are saved as plain text, not as an enumeration.
         return str(controller.reasons()[0]) if isinstance(controller, Explaining) else ""

@@ -1,4 +1,4 @@
-"""`esper.grow`: train somebody's model while a controller grows it, in one call."""
+"""`esper.grow`: trains a model while a controller grows it, in one call."""
 
 from __future__ import annotations
 
@@ -81,92 +81,90 @@ def grow(
     """Train a model for some epochs while a controller grows it.
 
     Args:
-        model: any module; it is trained in place. What is frozen stays so: of a frozen model the
-            seeds alone are trained, as adapters. Or a folder of Hugging Face's `save_pretrained`,
+        model: any module, trained in place. Frozen parameters stay frozen: in a frozen model only
+            the seeds train, as adapters. Or a folder written by Hugging Face's `save_pretrained`,
             to grow that network further.
-        slots: names of submodules whose output may be augmented (`*` stands for any part of a
-            name: "blocks.*"), or what `suggest_slots` returns; "auto", the default, asks it on
-            the first validation batch.
+        slots: names of submodules whose output may be augmented (`*` matches any part of a name:
+            "blocks.*"), or the result of `suggest_slots`. "auto", the default, calls
+            `suggest_slots` on the first validation batch.
         train: (inputs, targets) batches, (input, ..., targets) for models of several inputs, or
-            dicts with labels (Hugging Face); iterated anew each epoch, after `set_epoch(n)` where
-            there is one.
+            dicts with labels (Hugging Face). They are iterated again in every epoch, after
+            `set_epoch(n)` if they have it.
         val: such batches in a fixed order.
-        epochs: length of the run, 60 by default; with `decide_every`, how many decisions there
-            are, by default as many as one pass over `train` holds.
-        axes: what the axes of activations at slots are ("BTC", "TBC", "BCL", "BCHW", "BHWC",
-            "BC"): one name for all, or by slot or pattern; found out where it is not declared.
-        controller: 'tamiyo', the learned one that comes along, which grows the network to twice its
-            parameters and operations at most unless limits are given; 'heuristic', 'wait',
-            'random', 'schedule:FILE', or an object.
-        loss: 'classification', 'language', 'regression', 'multilabel', 'model' for the loss that
+        epochs: length of the run, by default 60. With `decide_every`, the number of decisions; by
+            default as many as one pass over `train` holds.
+        axes: names of the axes of activations at slots ("BTC", "TBC", "BCL", "BCHW", "BHWC",
+            "BC"): one for all slots, or by slot or pattern. Axes that are not declared are
+            inferred.
+        controller: 'tamiyo', the learned one that ships; 'heuristic', 'wait', 'random',
+            'schedule:FILE', or an object.
+        loss: 'classification', 'language', 'regression', 'multilabel', or 'model' for the loss that
             the model itself computes from labels; a criterion such as `nn.CrossEntropyLoss()`; or
-            a function of (outputs, targets) to one number, to one for each sample, or to each
-            sample's (loss, correct or None). By default the model's own where it has one, else
+            a function of (outputs, targets) that returns one number, one for each sample, or each
+            sample's (loss, correct or None). By default the model's own loss if it has one, else
             'classification'.
         optimizer: an optimizer of the model's parameters, or a function from parameters to one
-            (`torch.optim.AdamW`), whose parameters of seeds join by themselves; by default the one
-            that `config.training` describes, with its learning rates for host and seeds: SGD with
-            momentum 0.9, weight decay 0.0005 and a constant rate of 0.01. With any optimizer,
-            gradients of the host and of each seed are clipped to a norm of 1, apart;
-            `config=GrowthConfig(training={"max_grad_norm": 0})` does without.
-        scheduler: a schedule of that optimizer, or a function from the optimizer to one; the
-            learning rates are then its own, and those of `config.training` are not used.
-        scheduler_every: whether it moves on after every 'epoch' or every 'batch'.
-        decide_every: training steps from one decision to the next, for training in one pass; then
-            `train` may be an iterator. By default a decision follows every pass over `train`.
-        test: batches touched once, at the end.
-        max_growth: most parameters and operations of the grown network, as a multiple of the
-            model's: 2.0 or "2x" lets it double. By default what the controller learned under:
-            'tamiyo' grows a network to twice its size at most, rules know no limit.
+            (`torch.optim.AdamW`). Parameters of seeds are added to it. By default the one of
+            `config.training`: SGD with momentum 0.9, weight decay 0.0005 and a constant rate of
+            0.01. With any optimizer, gradients of the host and of each seed are clipped separately
+            to a norm of 1; `config=GrowthConfig(training={"max_grad_norm": 0})` turns that off.
+        scheduler: a schedule of that optimizer, or a function from the optimizer to one; it
+            replaces the learning rates of `config.training`.
+        scheduler_every: whether to step the schedule after every 'epoch' or every 'batch'.
+        decide_every: training steps between two decisions, for training in one pass; `train` may
+            then be an iterator. By default a decision follows every pass over `train`.
+        test: batches used once, at the end.
+        max_growth: largest size of the grown network, in parameters and operations, as a multiple
+            of the model's: 2.0 or "2x" lets it double. By default the controller's own limit: 2.0
+            for 'tamiyo', none for the others.
         max_seeds: most seeds alive or fossilized at once; 0 is no limit.
-        max_parameters: most trainable parameters, in place of what `max_growth` allows.
-        max_added_flops: most operations per sample that seeds may add, likewise.
-        ablate_every: measure contributions at every this many epochs, 1 by default.
-        twin: also train the un-grown twin on the same batches (twice the cost); off by default.
-        keep: which network is returned, of the twin alike: 'best', the default, for the one of the
-            best validated epoch (the first of several), or 'last'.
-        patience: stop after this many epochs without a better validation score; by default, and
-            with 0, never. Give it more epochs than a seed needs from germination to its full
-            amplitude; one that the stop has caught half-way is named in `Grown.why`.
-        deepen: let blocks sleep and wake instead of growing seeds (docs/how-to/deepen.md): True for
-            a quarter of them at first, doubled at 20 % and 40 % of the run; or a mapping, such as
-            {"start": 3, "at": {0.2: 6, 0.4: 12}, "controller": "plateau", "weights": FILE}, or a
-            `DeepenConfig`. The result is a `Deepened`, whose `model` is your own object; its twin,
-            where asked for, is the static network with all blocks awake.
+        max_parameters: most trainable parameters, instead of `max_growth`.
+        max_added_flops: most operations per sample that seeds may add, instead of `max_growth`.
+        ablate_every: measure contributions every so many epochs, by default 1.
+        twin: also train the un-grown twin on the same batches (twice the cost); by default off.
+        keep: which network to return, and which twin: that of the 'best' validated epoch (the
+            default; the first of equals) or of the 'last'.
+        patience: stop after this many epochs without a better validation score; 0, the default,
+            never stops. Give it more epochs than a seed needs to reach its full amplitude; a seed
+            that is unfinished at the stop is named in `Grown.why`.
+        deepen: let blocks sleep and wake instead of growing seeds (docs/how-to/deepen.md). True
+            starts with a quarter of them and doubles at 20 % and 40 % of the run. Or a mapping
+            such as {"start": 3, "at": {0.2: 6, 0.4: 12}, "controller": "plateau", "weights": FILE},
+            or a `DeepenConfig`. The result is a `Deepened`, whose `model` is your own object; its
+            twin is the static network with all blocks awake.
         checkpoint: weights of a finished network to grow further: a folder of `grown.save`, of a
-            run or of `save_pretrained`, or a file of `model.state_dict()`. Without `deepen` the
-            model is built as the network was before it grew; with `deepen` it has all blocks, and
-            the checkpoint those that are awake at first. Seeds in it become a part of the network,
-            which is then a copy of the model.
-        rewarm: optimizer steps, or share of the run (0.1), in which learning rates rise from 0 to
-            what they are set to; 0.05 with a checkpoint, else 0.
-        seed: seed of new seeds, of controllers that draw and of dropout; 0 by default.
+            run or of `save_pretrained`, or a file of `model.state_dict()`. Without `deepen`, build
+            the model as the network was before it grew; seeds in the checkpoint become part of the
+            network, which is then a copy of the model. With `deepen`, build the model with all
+            blocks; the checkpoint has those that are awake at first.
+        rewarm: optimizer steps, or share of the run (0.1), over which learning rates rise from 0;
+            0.05 with a checkpoint, else 0.
+        seed: seed of new seeds, of random controllers and of dropout; by default 0.
         device: where to train; by default where the model is.
-        config: all settings and their defaults (below `growth` on the page Settings); the arguments
-            above win over it.
-        out: folder for the run's record, TensorBoard, checkpoints and report; without one, nothing
-            is written.
-        resume: go on with the run in `out`, called as when it was started, or start it where there
-            is none. What `esper grow --resume` may change may be another than
-            before: `epochs` to extend it, `controller`, `keep`, `patience`, and limits of growth.
-            'previous' goes on from the checkpoint before the latest. On the CPU the result is that
-            of an uninterrupted run, provided that `train` depends on nothing but the epoch.
+        config: all settings with their defaults (below `growth` on the page Settings); the
+            arguments above take precedence.
+        out: folder for the run's store, TensorBoard files, checkpoints and report; by default
+            nothing is written.
+        resume: continue the run in `out`, called with the same arguments, or start it if there is
+            none. `epochs`, `controller`, `keep`, `patience` and the limits may differ
+            (the page Settings lists all that may). 'previous' continues from the checkpoint before
+            the latest. On the CPU the result equals that of an uninterrupted run, provided that
+            `train` depends only on the epoch.
         overwrite: replace the run in `out`.
-        sinks: where curves and alarms of a run in `out` are shown beside its store: 'tensorboard',
+        sinks: where to show curves and alarms of a run in `out`, beside its store: 'tensorboard',
             'wandb' (with WANDB_MODE=offline without a server), a registered name, or an object.
-        on_epoch: called with the record of every epoch; it ends the run, with its result, by
-            raising StopIteration.
-        progress: show every epoch on standard error; by default where that is a terminal.
+        on_epoch: called with the record of every epoch; raise StopIteration in it to end the run
+            with its result.
+        progress: show every epoch on standard error; by default if that is a terminal.
 
-    A run that leaves the network as it was, or a seed half blended in, says why, as an
-    `EsperWarning` and in `Grown.why`; one that is too short for a seed, or unlike all that the
-    controller has learned in, warns when it starts. `Grown.static_warning` says where a static
-    network of the same size is likely to do as well, also as a warning. In runs of less than 60
-    epochs all waits are shortened in proportion. A seed that was never blended in is not part of
-    the result.
+    If the network did not grow, or a seed is only partly blended in, an `EsperWarning` and
+    `Grown.why` give the reasons. A run that is too short for its controller warns at the start. If
+    a static network of the same size is likely to do as well, a warning and
+    `Grown.static_warning` say so. In runs of less than 60 epochs all waits are shortened in
+    proportion. Seeds that were never blended in are not part of the result.
 
     Raises:
-        UsageError: Something about the request is wrong; one line says what would be right.
+        UsageError: The request is wrong; the message says what to write instead.
         KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved.
     """
     base = config or GrowthConfig()
@@ -178,8 +176,8 @@ def grow(
         raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     if isinstance(optimizer, Optimizer) and model is not given:
         raise UsageError(
-            "the network of the checkpoint is another object than the optimizer's; give a function "
-            "of its parameters: optimizer=partial(torch.optim.AdamW, lr=...)"
+            "the checkpoint replaces the model, so this optimizer holds the wrong parameters; "
+            "write optimizer=partial(torch.optim.AdamW, lr=...)"
         )
     if source is not None and rewarm is None and not base.rewarm:
         rewarm = REWARM
@@ -210,9 +208,9 @@ def grow(
     )
 
     if out is None and (resume or overwrite):
-        raise UsageError("resume and overwrite are about a run folder; name it by out=...")
+        raise UsageError("resume and overwrite need a run folder; write out='runs/mine'")
     if out is None and sinks != DEFAULT_SINKS:
-        raise UsageError("sinks show what is recorded in a run folder; name it by out=...")
+        raise UsageError("sinks need a run folder; write out='runs/mine'")
     if resume and overwrite:
         raise UsageError("resume continues a run and overwrite replaces it; give one of them")
     request = GrowRequest(
@@ -233,11 +231,11 @@ def grow(
     )
     resumed: Which | None = None
     if out is not None:
-        written = _written(request, settings)
+        saved = _run_settings(request, settings)
         if source is not None:
-            written["checkpoint"] = str(source)
-        request = replace(request, settings=written)
-        # A callback may leave the current folder.
+            saved["checkpoint"] = str(source)
+        request = replace(request, settings=saved)
+        # A callback may change the current folder.
         out = Path(out).absolute()
         if resume and RunFolder(out).is_run:
             resumed = "previous" if resume == "previous" else "latest"
@@ -269,10 +267,10 @@ def grow(
         )
     except Stopped as stop:
         if stop.signal != signal.SIGINT:
-            # What this program does on such a signal is its own affair; usually it ends here.
+            # The program's own handler decides what follows; usually the program ends here.
             signal.raise_signal(stop.signal)
         raise
-    return _told_why(grown)
+    return _warn_at_end(grown)
 
 
 Show = Callable[[EpochRecord], None]
@@ -291,22 +289,23 @@ def carry_out(
     on_alarm: OnAlarm | None = None,
     export: Format | None = None,
 ) -> tuple[Grown, dict[str, Any]]:
-    """Grow the network that a request describes; return it, with the summary in its run folder.
+    """Grow the network of a request; return it, with the summary of its run folder.
 
     Args:
-        request: what is grown.
+        request: what to grow.
         out: the run folder; without one nothing is written, and the summary is empty.
-        watch: called once the run is open; within its block every epoch is shown.
-        resume: the checkpoint to go on from; a new run by default.
+        watch: returns a context, entered once the run is open, that gives the function to show
+            epochs.
+        resume: the checkpoint to continue from; by default a new run.
         overwrite: replace the run in `out`.
         command: what started the run, for its record.
-        sinks: where records are shown beside the store.
+        sinks: where to show records beside the store.
         on_alarm: called with every alarm.
         export: also write the network into the folder in this format.
 
     Raises:
         Stopped: A signal came; the run in `out` is saved and can be continued.
-        UsageError: Parts of the request do not go together.
+        UsageError: Parts of the request contradict each other.
     """
     _check(request)
     if out is None:
@@ -315,11 +314,11 @@ def carry_out(
             for record in growth.epochs():
                 show(record)
         return growth.finish(), {}
-    # Who keeps no record loads neither store nor report.
+    # A run without a folder loads neither store nor report.
     from esper.growth.recorded import open_growth
 
     with ExitStack() as opened:
-        # What comes while it opens is heeded after the first epoch, which can be saved.
+        # A signal that comes while the run opens stops it after the first epoch.
         with stop_signals() as noted:
             run = opened.enter_context(
                 open_growth(
@@ -334,14 +333,14 @@ def carry_out(
             )
             with watch(run.growth) as show:
                 is_done = run.carry_out(show, lambda: bool(noted))
-        # All that was trained is saved: who wants to stop now does so at once.
+        # Everything is saved by now, so a signal stops the program at once.
         if is_done:
             return run.finish(export)
     raise Stopped(run.folder.path, noted[0], run.growth.gardener.epoch)
 
 
 def _check(request: GrowRequest) -> None:
-    """Refuse what does not go together, before anything is read."""
+    """Refuse arguments that contradict each other, before any data is read."""
     every, known = request.scheduler_every, get_args(SchedulerEvery)
     if every not in known:
         raise unknown_name("scheduler_every", every, known)
@@ -371,8 +370,8 @@ def _check(request: GrowRequest) -> None:
         )
 
 
-def _told_why(grown: Grown) -> Grown:
-    """Warn where nothing was learned or grew, or not to the end, or as well without growing."""
+def _warn_at_end(grown: Grown) -> Grown:
+    """Warn if the network did not learn or grow, or if a static one would likely do as well."""
     why = [*grown.why, *filter(None, [grown.static_warning])]
     if grown.summary.controller == "wait":
         why = [line for line in [why_not_learned(grown.history, grown.summary.chance_loss)] if line]
@@ -382,16 +381,16 @@ def _told_why(grown: Grown) -> Grown:
 
 
 def _windows_in(train: Any, steps: int) -> int:
-    """Return how many decisions one pass over the training data holds."""
+    """Return the number of decisions in one pass over the training data."""
     if not hasattr(train, "__len__"):
         raise UsageError(
-            "with decide_every, say how many decisions there are by epochs=N: train has no length"
+            "train has no length, so decide_every needs the number of decisions; write epochs=N"
         )
     return max(1, len(train) // steps)
 
 
-def _written(request: GrowRequest, config: GrowthConfig) -> dict[str, Any]:
-    """Return what `config.yaml` says of a run that a program has asked for."""
+def _run_settings(request: GrowRequest, config: GrowthConfig) -> dict[str, Any]:
+    """Return the content of `config.yaml` for a run that a program started."""
     slots, axes, depth = request.slots, request.axes, config.deepen
     paths: Any = slots if slots == AUTO else slot_paths(slots, request.model)
     return {
@@ -399,44 +398,44 @@ def _written(request: GrowRequest, config: GrowthConfig) -> dict[str, Any]:
         "model": request.name,
         "slots": paths if isinstance(slots, Mapping | str) else list(paths),
         "axes": dict(axes) if isinstance(axes, Mapping) else axes,
-        "controller": _told(request.controller) if depth is None else depth.rule,
-        "loss": _told(request.loss),
-        "optimizer": _told(request.optimizer),
-        "scheduler": _told(request.scheduler),
+        "controller": _label(request.controller) if depth is None else depth.rule,
+        "loss": _label(request.loss),
+        "optimizer": _label(request.optimizer),
+        "scheduler": _label(request.scheduler),
         "scheduler_every": request.scheduler_every,
         "growth": config.to_mapping(),
     }
 
 
-def _told(value: Any) -> str | None:
-    """Return what can be written down of a function, a class or a name."""
+def _label(value: Any) -> str | None:
+    """Return a function, a class or a name as text."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, partial):
         given = [repr(one) for one in value.args]
         given += [f"{name}={one!r}" for name, one in value.keywords.items()]
-        return f"{_told(value.func)}({', '.join(given)})"
+        return f"{_label(value.func)}({', '.join(given)})"
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
 class EpochProgress:
-    """Shows every epoch; on a terminal as a bar that stays in its line, else as a line each.
+    """Shows every epoch: on a terminal as one progress bar, elsewhere as a line each.
 
-    What a controller did to a seed stays on the screen in either case.
+    Actions on seeds are always printed on lines of their own.
 
     Args:
         epochs: length of the run.
-        stream: where to; standard error by default.
+        stream: where to write; by default standard error.
     """
 
     def __init__(self, epochs: int, stream: TextIO | None = None) -> None:
-        """Nothing is shown yet."""
+        """Write nothing yet."""
         self._epochs = epochs
         self._stream = sys.stderr if stream is None else stream
         self._is_live = self._stream.isatty()
 
     def show(self, record: EpochRecord) -> None:
-        """Take over one epoch."""
+        """Show one epoch."""
         done = _BAR * record.epoch // self._epochs
         bar = f"{'━' * done}{'╌' * (_BAR - done)} " if self._is_live else ""
         line = f"{bar}epoch {record.epoch}/{self._epochs}  {epoch_line(record)}"
@@ -449,20 +448,20 @@ class EpochProgress:
 
     def _write(self, text: str) -> None:
         encoding = self._stream.encoding or "utf-8"
-        # What the terminal's alphabet lacks is shown as a question mark, not as a crash.
+        # Characters that the terminal cannot encode become question marks.
         self._stream.write(text.encode(encoding, "replace").decode(encoding))
         self._stream.flush()
 
 
 def is_shown(asked: bool | None) -> bool:
-    """Return whether to show epochs; where nobody said so, whether somebody watches."""
+    """Return whether to show epochs; if not specified, whether standard error is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty() if asked is None else asked
 
 
 def _with_samples(config: GrowthConfig, train: Batches) -> GrowthConfig:
-    """Return the settings with the number of samples that somebody's batches tell of."""
+    """Return the settings with the number of training samples, if the batches tell it."""
     samples = count_samples(train)
-    # How many samples so many steps have, nobody says.
+    # The number of samples in `decide_every` steps is unknown.
     each = 0 if config.decide_every else samples
     facts = config.gardener.with_task_facts(train_samples=samples, samples_per_epoch=each)
     return config.replace(gardener=facts)

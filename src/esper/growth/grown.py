@@ -1,4 +1,4 @@
-"""Grown: what a growing run leaves behind."""
+"""Grown: the result of a growing run."""
 
 from __future__ import annotations
 
@@ -37,13 +37,12 @@ from esper.leyline.reasons import (
     format_score,
     format_stacks,
     is_loss,
-    why_not_grown,
 )
 from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary, SizeRecord, best_by_size
 from esper.utils.files import atomic_write_bytes
 from esper.utils.process import software_versions
 
-# ---- What a host is made of: its parts in the order in which they are called
+# ---- The parts of a host, in the order in which they are called
 
 
 _ITSELF = "(itself)"
@@ -56,7 +55,7 @@ class _Part(NamedTuple):
 
 
 def describe_host(garden: Garden, example_input: Any) -> tuple[ModuleRecord, ...]:
-    """Return the parts of a garden's host; a part is opened up only where a slot is inside."""
+    """Return the parts of a garden's host; only a part with a slot in it is split further."""
     places: dict[str, list[str]] = {}
     for slot, path in garden.slot_paths.items():
         places.setdefault(path, []).append(slot)
@@ -68,7 +67,7 @@ def describe_host(garden: Garden, example_input: Any) -> tuple[ModuleRecord, ...
     order: dict[str, int] = {}
     last = -1
     for part in parts:
-        # A container that is never called itself stays beside the part before it.
+        # A container that is never called itself comes after the part before it.
         last = order[part.path] = called.get(part.path, last)
     return tuple(
         ModuleRecord(
@@ -100,40 +99,39 @@ def _parts(
 
 
 def _shape(outputs: Sequence[Any]) -> tuple[int, ...] | None:
-    """Return the shape of one sample of what a part first put out, None where it is no tensor."""
+    """Return the shape of one sample of a part's first output; None if that is no tensor."""
     first = outputs[0] if outputs else None
     return tuple(first.shape[1:]) if isinstance(first, Tensor) else None
 
 
-# ---- A grown network as one file that needs neither Esper nor the host's class: ONNX or PT2
+# ---- Export to one file that needs neither Esper nor the host's class: ONNX or PT2
 
 
 Format = Literal["onnx", "pt2"]
 
 
 def check_format(kind: str) -> None:
-    """Refuse a format whose packages are missing, before any work is done."""
+    """Refuse a format whose packages are missing, before anything is trained."""
     if kind == "onnx":
         try:
             import onnxscript  # noqa: F401
         except ImportError:
             raise UsageError(
-                "exporting to ONNX needs the extra: pip install 'esper-grow[export]'; "
-                "or export to pt2"
+                "exporting to ONNX needs: pip install 'esper-grow[export]'; or export to pt2"
             ) from None
 
 
 def export_garden(garden: Garden, example: Any, path: str | Path) -> Path:
-    """Write a garden in eval mode, with a free batch size, in the format that the ending names."""
+    """Write a garden in eval mode, for any batch size, as the path's suffix says."""
     kind = Path(path).suffix.removeprefix(".")
     if kind not in get_args(Format):
-        raise UsageError(f"the ending of {str(path)!r} names no format; use .onnx or .pt2")
+        raise UsageError(f"{str(path)!r} has no known suffix; use .onnx or .pt2")
     check_format(kind)
     path = Path(path)
     axis = garden.batch_axis
     size = axis_size(example, axis)
     which = tensors_along(example, axis, size)
-    # Of a batch of one PyTorch would take the size for fixed.
+    # PyTorch would treat a batch size of 1 as fixed.
     example = resized(example, which, axis, max(size, 2)) if size else example
     size = max(size, 2)
     args, kwargs = call_arguments(example)
@@ -151,8 +149,8 @@ def export_garden(garden: Garden, example: Any, path: str | Path) -> Path:
             program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
         except Exception as error:
             raise UsageError(
-                f"PyTorch cannot export this model: {_first_line(error)}; "
-                "save it by garden.save(folder) instead"
+                f"PyTorch cannot export this model: {_first_line(error)}; write "
+                "grown.save(folder) instead"
             ) from error
         content = _as_pt2(program) if kind == "pt2" else _as_onnx(program)
     atomic_write_bytes(path, content)
@@ -160,7 +158,7 @@ def export_garden(garden: Garden, example: Any, path: str | Path) -> Path:
 
 
 def _naming(garden: Garden, names: list[str]) -> nn.Module:
-    """Return a garden behind arguments of these names: PyTorch cannot export a plain `**kwargs`."""
+    """Return a garden with named arguments, because PyTorch cannot export `**kwargs`."""
 
     def forward(self: Any, **inputs: Any) -> Any:
         return self.garden(**inputs)
@@ -196,73 +194,18 @@ def _as_onnx(program: torch.export.ExportedProgram) -> bytes:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of what an error was caused by."""
+    """Return the first line of the first error in a chain."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().split("\n")[0].strip() or type(error).__name__
 
 
-# ---- Whether a static network is likely to do as well
-
-
-_EARLY = 0.25
-"""Share of a run by whose end all growth is over where a static network would train alike."""
-
-
-def static_warning(
-    history: Sequence[EpochRecord],
-    summary: RunSummary,
-    val_gain: Estimate | None,
-    all_off: Estimate,
-) -> str:
-    """Return that a static network of the same size is likely to do as well; else nothing.
-
-    Args:
-        history: all epochs of the run.
-        summary: how it ended.
-        val_gain: validation score minus the twin's; None where no twin was trained.
-        all_off: what the network would lose without all that grew.
-    """
-    before, after = summary.parameters_before, summary.parameters_after
-    if summary.stacks or not before < after or not before:
-        # Blocks wake to save compute, a network in which nothing grew is a static one, and whoever
-        # has frozen a model does not want another.
-        return ""
-    reason = ""
-    if val_gain is not None and not val_gain.value > 2 * val_gain.se:
-        reason = f"the validation gain over the twin is {val_gain}"
-    elif val_gain is None and not all_off.value > 2 * all_off.se:
-        lost = str(all_off).removeprefix("+")
-        reason = f"without all that grew the validation score would fall by {lost} only"
-    elif (grown_by := _grown_by(history, summary)) <= _EARLY * summary.epochs:
-        reason = (
-            f"all that grew was in place by epoch {grown_by} of {summary.epochs}, and a static "
-            "network trains in the same way from then on"
-        )
-    if not reason:
-        return ""
-    return (
-        f"A static network of the same size ({summary.parameters_after:,} parameters) is likely "
-        f"to do as well: {reason}; grown.compare_static() trains one."
-    )
-
-
-def _grown_by(history: Sequence[EpochRecord], summary: RunSummary) -> int:
-    """Return the first epoch from which no seed's amplitude changes any more."""
-    kept = [one for one in history if one.epoch <= summary.kept_epoch] or list(history)
-    last = {slot.name: slot.alpha for slot in kept[-1].slots}
-    for one in reversed(kept):
-        if {slot.name: slot.alpha for slot in one.slots} != last:
-            return one.epoch + 1
-    return kept[0].epoch
-
-
-# ---- What a run leaves behind
+# ---- The result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """A grown network with its history."""
+    """A grown network with the history of its run."""
 
     model: Garden
     """The network, ready to use, save and export."""
@@ -271,36 +214,37 @@ class Grown:
     summary: RunSummary
     """Parameters, scores, and the life of every seed."""
     contributions: Contributions
-    """What the network would lose now without each seed, fossils included. Not what a seed has
-    brought: a host that had grown up without it would lean on it less. That is the difference to
-    the twin."""
+    """What the network would lose now without each seed, fossils included. That is not what a seed
+    has gained: a host trained without it would depend on it less. The twin measures the gain."""
     twin: nn.Module | None
-    """The network that only waited, where one was trained and growth made a difference; kept as
-    the network itself is, of its own best epoch or of the last."""
+    """The network that was trained without growing, if there is one and it differs; like the
+    network itself, of its own best epoch or of the last."""
     config: Config
     """The settings of the run."""
     example_input: Any
-    """One batch of inputs as the network takes them."""
-    modules: tuple[ModuleRecord, ...]
-    """What the host is made of, in the order in which it is called."""
+    """One batch of inputs of the network."""
+    why: tuple[str, ...]
+    """Why the network did not learn, or did not grow, or not completely; one sentence each."""
+    static_warning: str
+    """Warning that a static network of the same size is likely to do as well; usually empty."""
     val_gain: Estimate | None = None
-    """Validation score minus the twin's, over the same samples; None without a twin that differs
-    from the network."""
-    recipe: Recipe | None = field(default=None, repr=False, compare=False)
-    """What the run was made of, for `compare_static`."""
+    """Validation score minus the twin's, over the same samples; None without a twin that
+    differs."""
+    recipe: Recipe = field(repr=False, compare=False)
+    """The request of the run before training, for `compare_static`."""
     folder: Path | None = None
-    """The run folder, where there is one."""
+    """The run folder, if there is one."""
 
     def __str__(self) -> str:
-        """Return the outcome, below it the best validation score of every size, if several."""
+        """Return the outcome, and below it the best validation score of each size."""
         sizes = self.best_by_size
         if len(sizes) < 2:
             return repr(self)
-        told = ", ".join(
+        scores = ", ".join(
             f"{format_score(size.val_score)} with {size.parameters:,} (epoch {size.epoch})"
             for size in sizes
         )
-        return f"{self!r}\nbest validation score by number of parameters: {told}"
+        return f"{self!r}\nbest validation score by number of parameters: {scores}"
 
     def __repr__(self) -> str:
         """Return the outcome in one line."""
@@ -314,45 +258,38 @@ class Grown:
         cost = _change(summary.flops_before, summary.flops_after)
         grew = ", ".join(kept) or "nothing"
         return (
-            f"Grown({summary.task}: {self._told_score()}, {size} parameters, {cost} FLOPs, grew "
-            f"{grew}, {self._told_epoch()})"
+            f"Grown({summary.task}: {self._score_text()}, {size} parameters, {cost} FLOPs, grew "
+            f"{grew}, {self._epoch_text()})"
         )
 
-    def _told_score(self) -> str:
+    def _score_text(self) -> str:
         summary = self.summary
         splits = {
             "validation": (summary.val_score, summary.twin_val_score),
             "test": (summary.test_score, summary.twin_test_score),
         }
-        told = []
+        lines = []
         for split, (score, twin) in splits.items():
             if score is None:
                 continue
             line = f"{split} {'' if is_loss(score) else 'score '}{format_score(score)}"
             if twin is not None:
                 line += f" (twin {format_score(twin)}, gain {format_gain(score, twin)})"
-            told.append(line)
-        return ", ".join(told)
+            lines.append(line)
+        return ", ".join(lines)
 
-    def _told_epoch(self) -> str:
+    def _epoch_text(self) -> str:
         return f"epoch {self.summary.kept_epoch} of {self.summary.epochs}"
 
     @property
     def best_by_size(self) -> tuple[SizeRecord, ...]:
-        """The best validation score of every size the network had, the smallest first."""
+        """The best validation score of each size that the network had, the smallest first."""
         return best_by_size(self.history)
 
     @property
-    def why(self) -> tuple[str, ...]:
-        """Why the network did not learn, or nothing grew, or not to the end, line by line."""
-        summary = self.summary
-        return why_not_grown(self.history, summary.kept_epoch, summary.stopped, summary.chance_loss)
-
-    @property
-    def static_warning(self) -> str:
-        """That a static network of the same size is likely to do as well; empty otherwise."""
-        lost = self.contributions.all_off
-        return static_warning(self.history, self.summary, self.val_gain, lost)
+    def modules(self) -> tuple[ModuleRecord, ...]:
+        """The parts of the host, in the order in which they are called; of a deepened one none."""
+        return () if self.summary.stacks else describe_host(self._garden, self.example_input)
 
     @property
     def _garden(self) -> Garden:
@@ -363,17 +300,17 @@ class Grown:
         return self.model.bake()
 
     def save(self, folder: str | Path) -> Path:
-        """Write the grown network into a folder, return it; `esper.load_garden` reads it back.
+        """Write the network into a folder and return that; `esper.load_garden` reads it.
 
-        Of a deepened network, `deepen={"weights": folder}` grows it on.
+        To grow a deepened network further, write `deepen={"weights": folder}`.
         """
         self._garden.save(folder)
         return Path(folder)
 
     def export(self, path: str | Path) -> Path:
-        """Write the network, with a free batch size, as ONNX or PT2 by the ending of the path.
+        """Write the network as `.onnx` or `.pt2`, in eval mode and for any batch size.
 
-        It is in eval mode, and neither needs Esper nor the class of the host.
+        The file needs neither Esper nor the host's class.
         """
         return export_garden(self._garden, self.example_input, path)
 
@@ -398,12 +335,12 @@ class Grown:
         return Path(path)
 
     def plot(self, path: str | Path | None = None) -> Picture:
-        """Draw the validation scores of network and twin over the epochs, and what grew when.
+        """Draw the validation scores of network and twin by epoch, and when what grew.
 
-        The picture shows itself in a notebook; `.save(path)` writes it.
+        A notebook displays the picture; `.save(path)` writes it.
 
         Args:
-            path: where to write it too, as `.svg` or `.html`.
+            path: also write it here, as `.svg` or `.html`.
         """
         picture = draw_history(self.history, self.summary.task)
         if path is not None:
@@ -414,8 +351,8 @@ class Grown:
         """Return the history as a `pandas.DataFrame`, one row for each epoch.
 
         Args:
-            table: 'epochs', or one of 'actions' (what was decided), 'slots' or 'stacks' (in every
-                epoch), 'seeds' (their lives) and 'sizes' (the best validation score of each).
+            table: 'epochs', 'actions' (decisions other than WAIT), 'slots' or 'stacks' (their state
+                in every epoch), 'seeds' or 'sizes' (the best validation score of each size).
         """
         return make_table(table, self.history, self.summary).to_pandas()
 
@@ -426,29 +363,28 @@ class Grown:
     def compare_static(
         self, model: nn.Module | None = None, *, progress: bool | None = None
     ) -> StaticComparison:
-        """Train a static network of the same size from scratch and say which of both is better.
+        """Train a static network of the same size from scratch, and compare both.
 
-        It has the modules of the grown network at their full amplitude from the first step, and
-        the model's first weights; data, epochs, optimizer, schedule and seed are those of the run.
-        Of a deepened network it is the one with all blocks awake; where that was trained as the
-        twin, nothing is trained again.
+        It has all seeds at full amplitude from the first step, and the model's first weights. Data,
+        epochs, optimizer, schedule and seed are those of the run. For a deepened network it is the
+        one with all blocks awake; if that was trained as the twin, nothing is trained again.
 
         Args:
-            model: another network to train in its place, as it is.
-            progress: show every epoch on standard error; by default where that is a terminal.
+            model: another network to train instead.
+            progress: show every epoch on standard error; by default if that is a terminal.
         """
         return compare_static(self, model, progress=progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deepened(Grown):
-    """A network that was deepened, with its history."""
+    """A deepened network with the history of its run."""
 
     model: Any
-    """The network: your own object, with nothing of Esper left in it. Blocks that sleep in the
-    epoch that is kept are no longer in it, so that it is as deep as what was validated."""
+    """Your own object, with nothing of Esper left in it. Blocks that slept in the kept epoch are
+    removed, so that it is as deep as the network that was validated."""
     garden: Garden
-    """The same, as Esper saves and loads it."""
+    """The same network as a garden, which Esper saves and loads."""
 
     def __repr__(self) -> str:
         """Return the outcome in one line."""
@@ -459,9 +395,9 @@ class Deepened(Grown):
             cost += f" ({spent / whole:.0%} of the static network's)"
         size = _change(summary.parameters_before, summary.parameters_after)
         return (
-            f"Deepened({summary.task}: {self._told_score()}, "
+            f"Deepened({summary.task}: {self._score_text()}, "
             f"{format_stacks(summary.stacks)} awake, "
-            f"{size} parameters, {cost}, {summary.seconds:.0f} s, {self._told_epoch()})"
+            f"{size} parameters, {cost}, {summary.seconds:.0f} s, {self._epoch_text()})"
         )
 
     @property
@@ -470,15 +406,15 @@ class Deepened(Grown):
 
     @property
     def awake(self) -> dict[str, int]:
-        """Blocks of the network, by stack."""
+        """Number of blocks awake, by stack."""
         return {stack.name: stack.awake for stack in self.summary.stacks}
 
     def bake(self) -> nn.Module:
-        """Return a copy of the network: a plain module, as `model` itself is."""
+        """Return a copy of `model`, which is a plain module already."""
         if any(map(is_asleep, self.model.modules())):
             raise UsageError(
-                "the model cannot do without the blocks that never woke, so there is no plain copy "
-                "without them; train it until all are awake, or build it with fewer blocks"
+                "the model needs its sleeping blocks, so there is no plain copy without them; "
+                "train until all blocks are awake, or build the model with fewer"
             )
         plain: nn.Module = copy.deepcopy(self.model)
         return plain

@@ -1,4 +1,4 @@
-"""The history of a growth to look at: one picture, and tables for pandas and polars."""
+"""The history of a run as a picture, and as tables for pandas and polars."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from esper.utils.files import atomic_write_bytes
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Picture:
-    """The picture of a growth; it shows itself in a notebook."""
+    """The picture of a run; a notebook displays it."""
 
     title: str
     svg: str
     """The drawing: one self-contained SVG."""
 
     def __repr__(self) -> str:
-        """Say what it is and how to see it."""
+        """Return the title, and how to write the picture."""
         return f"Picture({self.title!r}; .save('growth.svg') writes it)"
 
     def _repr_svg_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the drawing for a notebook."""
         return self.svg
 
     def save(self, path: str | Path) -> Path:
-        """Write it as `.svg`, or as a page by itself, `.html`; return the path."""
+        """Write the picture as `.svg` or `.html`; return the path."""
         path = Path(path)
         kind = path.suffix.lower()
         if kind == ".html":
@@ -56,15 +56,15 @@ class Picture:
         else:
             raise UsageError(
                 f"a picture is written as .svg or .html, not {path.name!r}; write "
-                f"{path.with_suffix('.svg').name!r} and convert that"
+                f"{path.with_suffix('.svg').name!r} and convert it"
             )
         atomic_write_bytes(path, text.encode())
         return path
 
 
 def draw_history(history: Sequence[EpochRecord], title: str) -> Picture:
-    """Draw the scores of a run over its epochs, and below them its slots or stacks."""
-    # Who draws nothing does not load what draws.
+    """Draw the scores of a run by epoch, and below them its slots or stacks."""
+    # Loaded only when something is drawn.
     from esper.nissa.report import growth_picture
 
     return Picture(title, growth_picture(history, title=title))
@@ -74,8 +74,8 @@ def draw_history(history: Sequence[EpochRecord], title: str) -> Picture:
 
 
 TABLES = ("epochs", "actions", "slots", "stacks", "seeds", "sizes")
-"""What there are tables of: epochs, what was decided, slots or stacks of blocks in every epoch, the
-lives of seeds, and the best validation score of every size."""
+"""Names of the tables: epochs, decisions other than WAIT, slots or stacks in every epoch, seeds,
+and the best validation score of each size."""
 
 _DECIDED = ("op", "slot", "blueprint", "outcome", "reason")
 
@@ -94,7 +94,7 @@ class Table:
         return {name: [row[index] for row in self.rows] for index, name in enumerate(names)}
 
     def to_pandas(self) -> Any:
-        """Return it as a `pandas.DataFrame`; absent numbers are NaN or NA, never 0."""
+        """Return a `pandas.DataFrame`; absent numbers are NaN or NA, never 0."""
         pandas = _import("pandas")
         frame = {}
         for name, values in self.values().items():
@@ -106,7 +106,7 @@ class Table:
         return pandas.DataFrame(frame)
 
     def to_polars(self) -> Any:
-        """Return it as a `polars.DataFrame`; what is absent is null, never 0."""
+        """Return a `polars.DataFrame`; absent values are null, never 0."""
         polars = _import("polars")
         kinds = {int: polars.Int64, float: polars.Float64, bool: polars.Boolean, str: polars.String}
         schema = {name: kinds[_kind(hint)[0]] for name, hint in self.columns.items()}
@@ -114,12 +114,12 @@ class Table:
 
 
 def make_table(name: str, history: Sequence[EpochRecord], summary: RunSummary) -> Table:
-    """Return a table of a run; `TABLES` names those there are.
+    """Return one of the `TABLES` of a run.
 
     Args:
-        name: what it is of.
+        name: name of the table.
         history: all epochs of the run.
-        summary: how it ended.
+        summary: how the run ended.
     """
     if name not in TABLES:
         raise unknown_name("table", name, TABLES)
@@ -146,7 +146,7 @@ def make_table(name: str, history: Sequence[EpochRecord], summary: RunSummary) -
 
 
 def _epochs(history: Sequence[EpochRecord], summary: RunSummary) -> Table:
-    """Return one row for each epoch, with what was decided after it."""
+    """Return one row for each epoch, with the decisions after it."""
     hints = typing.get_type_hints(EpochRecord)
     measured = ("epoch", "train_loss", "val_loss", "val_score")
     last = ("stabilized", "plateau_epochs", "rollback", "statistics_samples", "seconds")
@@ -178,7 +178,7 @@ def _epochs(history: Sequence[EpochRecord], summary: RunSummary) -> Table:
 
 
 def _records(kind: type[Any], found: Iterable[tuple[int | None, Any]]) -> Table:
-    """Return records as rows, each behind the epoch it is of where there is one."""
+    """Return records as rows; the first column is the epoch, if they have one."""
     hints = typing.get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
     with_epoch = kind in (DecisionRecord, SlotRecord, StackRecord)
@@ -192,7 +192,7 @@ def _records(kind: type[Any], found: Iterable[tuple[int | None, Any]]) -> Table:
 
 
 def _joined(values: Iterable[str | None]) -> str | None:
-    """Return what several decisions of one epoch say, each thing once; None where none does."""
+    """Join the distinct values of one epoch's decisions; None if there is none."""
     return ", ".join(dict.fromkeys(value for value in values if value)) or None
 
 

@@ -1,4 +1,4 @@
-"""Copies of the networks of a run: as it was before training, of its best and of its last epoch."""
+"""Copies of a run's networks: before training, of its best epoch and of its last."""
 
 from __future__ import annotations
 
@@ -25,79 +25,79 @@ class Measured:
     """A network as it was when an epoch was measured."""
 
     epoch: int = 0
-    """0 before anything was measured."""
+    """0 before the first measurement."""
     score: float = -math.inf
     weights: Mapping[str, Any] | None = None
-    """Copies of its `state_dict`, lifecycle included; None where only the score is known."""
+    """Copy of its `state_dict`, lifecycle included; None if only the score is known."""
 
     @classmethod
     def copy_of(cls, garden: Garden, score: float, epoch: int) -> Measured:
-        """Return a copy of a garden with the score that it has just been measured to have."""
+        """Return a copy of a garden with the score just measured."""
         weights = {name: _copy(value) for name, value in garden.state_dict().items()}
         return cls(epoch, score, weights)
 
     def or_better(self, garden: Garden, score: float, epoch: int) -> Measured:
-        """Return this, or a copy of a garden that scores more; of equals the first stays."""
+        """Return this, or a copy of a garden with a higher score; of equals the first stays."""
         return Measured.copy_of(garden, score, epoch) if score > self.score else self
 
     def write_to(self, garden: Garden) -> None:
-        """Make a garden this network."""
+        """Load this network into a garden."""
         assert self.weights is not None, "an epoch was measured"
         garden.load_state_dict(self.weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it as plain data and tensors."""
+        """Return plain data and tensors."""
         weights = None if self.weights is None else dict(self.weights)
         return {"epoch": self.epoch, "score": self.score, "weights": weights}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Measured:
-        """Return what `state_dict` told."""
+        """Read what `state_dict` returned."""
         return cls(int(state["epoch"]), float(state["score"]), state["weights"])
 
 
 class Kept:
-    """Copies of the networks of a run, taken when they were measured, before anything acted.
+    """Copies of the networks that a run may return, taken before the controller acts on them.
 
     Args:
         keep: which of them the run returns.
     """
 
     def __init__(self, keep: Keep) -> None:
-        """Nothing was measured yet."""
+        """Start without any copy."""
         self._keep = keep
         self.best = Measured()
         """The network of the best validated epoch so far."""
         self._last: Measured | None = None
-        """That of the last epoch, where it is to be returned: what is decided may change it."""
+        """That of the last epoch, if the run returns it: an action may change it."""
         self._twin_best: Measured | None = None
-        """The twin of its own best epoch, once there is one."""
+        """The twin of its own best epoch, if a twin is trained."""
 
     def take(self, garden: Garden, score: float, epoch: int) -> None:
-        """Take a copy of the network that was just measured, if it may be returned."""
+        """Copy the network that was just measured, if the run may return it."""
         self.best = self.best.or_better(garden, score, epoch)
         if self._keep == "last":
             self._last = Measured.copy_of(garden, score, epoch)
 
     def take_twin(self, twin: Garden, score: float, epoch: int) -> None:
-        """Do the same with the twin."""
+        """Copy the twin that was just measured, if the run may return it."""
         assert self._twin_best is not None, "a twin is forked first"
         self._twin_best = self._twin_best.or_better(twin, score, epoch)
 
     def fork(self) -> None:
-        """From here on the twin is another network; so far the best of both is the same."""
+        """Start to copy the twin, whose best network so far is that of the run."""
         self._twin_best = self.best
 
     def kept_epoch(self, last: EpochRecord) -> int:
-        """Return the epoch whose network `give_back` returns."""
+        """Return the epoch whose network the run returns."""
         return self.best.epoch if self._keep == "best" else last.epoch
 
     def give_back(
         self, garden: Garden, twin: Garden | None, last: EpochRecord
     ) -> tuple[Measured, Measured]:
-        """Make network and twin what the run returns; tell of which epochs, with their scores.
+        """Load the networks that the run returns into garden and twin; return what they are.
 
-        Without a twin that differs, what is told of it is told of the network itself.
+        Without a twin that differs, the second result describes the network itself.
         """
         if self._keep == "best":
             twin_best = self.best if self._twin_best is None else self._twin_best
@@ -106,26 +106,26 @@ class Kept:
                 twin_best.write_to(twin)
             return self.best, twin_best
         if last.decision is not None:
-            # The run has ended early, after something was decided and perhaps done.
+            # The run ended early, after an action that may have changed the network.
             if self._last is None:
                 raise UsageError(
-                    f"this run stopped early, after epoch {last.epoch}, and its checkpoint has no "
-                    "network of that epoch but the best; continue it with keep='best'"
+                    f"this run stopped early, after epoch {last.epoch}, and its checkpoint holds "
+                    "only the best network, not the last; continue it with keep='best'"
                 )
             self._last.write_to(garden)
         score = last.val_score if last.twin_score is None else last.twin_score
         return Measured(last.epoch, last.val_score), Measured(last.epoch, score)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of them as plain data and tensors."""
+        """Return all copies as plain data and tensors."""
 
-        def told(one: Measured | None) -> dict[str, Any] | None:
+        def saved(one: Measured | None) -> dict[str, Any] | None:
             return None if one is None else one.state_dict()
 
         return {
             "best": self.best.state_dict(),
-            "last": told(self._last),
-            "twin_best": told(self._twin_best),
+            "last": saved(self._last),
+            "twin_best": saved(self._twin_best),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -142,20 +142,20 @@ def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-# ---- The run as it was asked for, to repeat it
+# ---- The request of a run, to repeat it
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What a run was asked for, with model, optimizer and schedule as they were before it."""
+    """The request of a run, with model, optimizer and schedule as they were before training."""
 
     request: GrowRequest
     problem: str = ""
-    """Why the model could not be copied; empty where it was."""
+    """Why the model could not be copied; empty if it was."""
 
     @classmethod
     def of(cls, request: GrowRequest) -> Recipe:
-        """Copy, into main memory, what training is about to change."""
+        """Copy what training will change into main memory."""
         model = request.model
         # Twice the model may not fit on its device.
         memo: dict[int, Any] = {
@@ -165,19 +165,19 @@ class Recipe:
         }
         try:
             return cls(_copied(request, memo))
-        except Exception as error:  # a model of somebody's own may refuse in any way
+        except Exception as error:  # The user's model may fail in any way.
             return cls(request, describe_exception(error))
 
     def again(self) -> GrowRequest:
-        """Return the request with a model to train from the beginning.
+        """Return the request with the untrained model.
 
         Raises:
-            UsageError: It cannot be repeated.
+            UsageError: The model could not be copied.
         """
         if self.problem:
             raise UsageError(
-                f"the model could not be copied before it was trained ({self.problem}); give a "
-                "fresh one: grown.compare_static(model)"
+                f"the model could not be copied before training ({self.problem}); give an "
+                "untrained one: grown.compare_static(model)"
             )
         request = _copied(self.request, {})
         if isinstance(request.scheduler, LRScheduler):
@@ -186,20 +186,20 @@ class Recipe:
 
 
 def _copied(request: GrowRequest, memo: dict[int, Any]) -> GrowRequest:
-    """Return a request whose model, and optimizer and schedule of that model, are copies."""
+    """Return a request with copies of its model, optimizer and schedule."""
     own: dict[str, Any] = {
         name: value
         for name in ("model", "optimizer", "scheduler")
         if isinstance(value := getattr(request, name), nn.Module | Optimizer | LRScheduler)
     }
-    # Together: what one of them holds of another must be the copy's.
+    # In one copy, so that references between them lead to the copies.
     return replace(request, **copy.deepcopy(own, memo))
 
 
 def _track_steps(optimizer: Optimizer) -> None:
-    """Let a schedule see the steps of an optimizer that was copied: PyTorch warns where it cannot.
+    """Let a schedule see the steps of a copied optimizer, or PyTorch would warn.
 
-    A schedule wraps `optimizer.step` when it is made, and a copy goes without the wrapper.
+    A schedule wraps `optimizer.step` when it is made, and a copy lacks the wrapper.
     """
     step = optimizer.step
 

@@ -1,10 +1,10 @@
-"""A growing run in its folder, and `esper.grow`: a network of your own, grown in one call.
+"""A growing run in its folder.
 
     grown = esper.grow(model, slots, train=..., val=..., out="runs/mine", resume=True)
 
-A checkpoint is saved every few seconds, between epochs, and at the end. `checkpoints/best` is the
-network with the best validation score so far, for `esper.load_garden`. The checkpoint has it too:
-a run that is continued returns it bit for bit.
+A checkpoint is saved between epochs, at most every two seconds, and at the end. `checkpoints/best`
+is the network with the best validation score so far, for `esper.load_garden`. The checkpoint holds
+it too, so a continued run returns it bit for bit.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from esper.utils.manifest import restoring
 from esper.utils.settings import SettingChanges
 
 SAVE_EVERY_S = 2.0
-"""Least time from one checkpoint to the next."""
+"""Least seconds between two checkpoints."""
 
 
 class RecordedGrowth(RecordedRun[EpochRecord]):
     """A growing run that is open for writing; made by `open_growth`.
 
     Args:
-        folder: where it lies.
-        growth: what is grown, in the state to go on from.
-        store: where it is written down.
-        command: the command that started it.
-        inputs: what it stands on beside its settings.
-        settings: what `config.yaml` says.
-        is_saved: whether the newest checkpoint holds the state to go on from.
+        folder: the run folder.
+        growth: the loop, in the state to continue from.
+        store: where epochs are recorded.
+        command: the command that started the run.
+        inputs: checksums of its data, model and functions.
+        settings: the content of `config.yaml`.
+        is_saved: whether the newest checkpoint holds the state to continue from.
     """
 
     kind = GROWING
@@ -78,14 +78,14 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
         self.growth = growth
         self._recorder = EpochRecorder(store, growth)
         self.settings = settings
-        # Whatever an epoch takes, the first is saved.
+        # The first epoch is always saved.
         self._saved_at = -math.inf
         if growth.best.epoch:
-            # The folder may have that of a later checkpoint than the one it goes on from.
+            # The folder may hold the best network of a later checkpoint than this one.
             self._best = self._write_best()
 
     def steps(self) -> Iterator[EpochRecord]:
-        """Train, measure and decide, one epoch after another."""
+        """Train, measure and decide, epoch by epoch."""
         return self.growth.epochs()
 
     @property
@@ -94,7 +94,7 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
         return self.growth.is_done
 
     def is_due(self, step: EpochRecord) -> bool:
-        """Return whether a checkpoint is to be saved after an epoch."""
+        """Return whether to save a checkpoint after an epoch."""
         return self.is_done or super().is_due(step)
 
     def record(self, step: EpochRecord) -> None:
@@ -106,7 +106,7 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
         self.folder.log(f"epoch {step.epoch} {epoch_line(step)}{anew}")
 
     def best(self, step: EpochRecord) -> Write | None:
-        """Return what writes the network of this epoch, where it is the best validated so far."""
+        """Return what writes the network of this epoch, if it is the best so far."""
         return self._write_best() if self.growth.best.epoch == step.epoch else None
 
     def _write_best(self) -> Write:
@@ -118,7 +118,7 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
         return write
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
-        """Return the state and what its manifest says."""
+        """Return the state and the content of its manifest."""
         growth = self.growth
         state = {**growth.state_dict(), "settings": dict(self.settings)}
         meta = {
@@ -132,12 +132,12 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
         return state, meta, {}
 
     def record_stop(self) -> str:
-        """Write down that the run stops before its end; return where it stopped, in words."""
+        """Record that the run stops early; return after which epoch, as text."""
         self.store.finish("interrupted", seconds=self.growth.seconds)
         return f"after epoch {self.growth.gardener.epoch}"
 
     def finish(self, export: Format | None = None) -> tuple[Grown, dict[str, Any]]:
-        """Write what a finished run leaves behind; return what was grown, and its summary."""
+        """Write the results of a finished run; return the grown network and the summary."""
         self.store.check_in_place()
         path = self.folder.path
         grown = dataclasses.replace(self.growth.finish(), folder=path)
@@ -176,19 +176,19 @@ def open_growth(
     """Open a run folder to grow a network in it; nothing is trained yet.
 
     Args:
-        request: what is grown; to continue, as it was when the run was started, or with changes of
-            what `CHANGEABLE` names.
+        request: what to grow; to continue a run, the same as at its start, except for `CHANGEABLE`
+            settings.
         path: the run folder.
-        resume: the checkpoint to go on from, exactly, or from the beginning where there is none; a
-            new run by default.
-        overwrite: replace a run that is there by the new one.
-        command: the command that started it, where no checkpoint says so.
-        sinks: where records are shown beside the store.
+        resume: the checkpoint to continue from, or from the start if there is none; by default a
+            new run.
+        overwrite: replace the run in the folder.
+        command: the command that started the run, if no checkpoint holds it.
+        sinks: where to show records beside the store.
         on_alarm: called with every alarm.
 
     Raises:
         UsageError: The folder is in use or of another kind; the run has another model, other data
-            or another controller than it had; a setting cannot change.
+            or another controller than before; a setting must not change.
         CheckpointError: The checkpoint is damaged or foreign, or another process writes the run.
     """
     check_sinks(sinks)
@@ -197,7 +197,7 @@ def open_growth(
     if resume is not None:
         with folder.claim_run() as lock:
             return _open_again(request, folder, partial(store_of, lock=lock), resume, command)
-    # A wrong request must not replace a run that is there.
+    # A wrong request must not replace an existing run.
     growth = GrowthLoop(request)
     inputs = request.inputs(growth.example_input)
     with folder.claim_new(request.settings, overwrite=overwrite) as lock:
@@ -223,7 +223,7 @@ def _open_again(
     changes, versions, mark = SettingChanges(), {}, None
     if state is not None:
         with restoring(place):
-            # What the checkpoint was saved under, not what the folder says: the file may be edited.
+            # Those of the checkpoint, because the file in the folder may be edited.
             changes = request.changes_since(dict(state["settings"]))
     growth = GrowthLoop(request)
     inputs = request.inputs(growth.example_input)
@@ -232,12 +232,12 @@ def _open_again(
             renewed = {*changes.settings, *request.renewed}
             versions = inputs.differences(folder.path, state["world"], renewed)
             if "controller" in renewed:
-                # Another controller knows nothing of what this one has seen.
+                # Another controller starts without memory.
                 state["gardener"]["controller"] = growth.gardener.controller.state_dict()
             growth.load_state_dict(state)
             command = str(state["command"])
             _refuse_fewer_epochs(folder.path, growth)
-            # Without a mark, or without the store it speaks of, everything is written down anew.
+            # Without a mark, or without its store, everything is recorded again.
             if (folder.path / STORE_FILE).exists():
                 mark = state["telemetry"]
     row = run_row(growth, folder.path, request.settings, command)
@@ -253,7 +253,7 @@ def _open_again(
     if changes:
         record_changes(store, growth, changes)
         folder.log(f"changed: {changes.describe()}")
-        # A change is made once: whoever continues after this has it.
+        # Saved at once, so that the next resume sees it as unchanged.
         run.save()
     if request.settings != folder.read_config():
         folder.write_config(request.settings)
@@ -278,7 +278,7 @@ def _refuse_other_program(folder: RunFolder, settings: Mapping[str, Any]) -> Non
     function = settings.get(STARTED_BY)
     if folder.read_config().get(STARTED_BY) != function:
         raise UsageError(
-            f"{folder.path} was not started by {function}; continue it with: "
+            f"{folder.path} was not started by {function}; continue it by "
             f"{resume_command(folder.path, GROWING)}"
         )
 
@@ -287,6 +287,6 @@ def _refuse_fewer_epochs(path: Path, growth: GrowthLoop) -> None:
     done, asked = growth.gardener.epoch, growth.config.epochs
     if asked < done:
         raise UsageError(
-            f"growth.epochs cannot become {asked}: {done} epochs of {path} are trained already; "
-            f"give at least {done}"
+            f"{path} has already trained {done} epochs, more than epochs={asked}; write "
+            f"epochs={done} or more"
         )

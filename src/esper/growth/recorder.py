@@ -1,7 +1,7 @@
-"""What a growing run writes into its store: the run itself, its host, every epoch and its end.
+"""Records a growing run in its store: the run itself, its host, every epoch and its end.
 
-Everything but times and memory is a function of the run alone, so that a resumed run leaves what
-an uninterrupted one does. `esper.nissa.history` reads the same records back.
+Everything but times and memory depends only on the run, so a resumed run leaves the same records
+as an uninterrupted one. `esper.nissa.history` reads them back.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esper.growth.grown import Grown
+from esper.growth.grown import Grown, describe_host
 from esper.growth.run import GrowthLoop
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.leyline.controller import Controller
@@ -46,7 +46,7 @@ _WITH_MODULE = tuple(stage.name for stage in MODULE_STAGES)
 
 
 def run_row(run: GrowthLoop, folder: Path, config: Mapping[str, Any], command: str) -> RunRow:
-    """Return what the store says of a run that begins."""
+    """Return the row of a run that begins."""
     return RunRow(
         kind="grow",
         name=folder.absolute().name,
@@ -66,16 +66,17 @@ def run_row(run: GrowthLoop, folder: Path, config: Mapping[str, Any], command: s
 
 
 def record_start(store: RunStore, run: GrowthLoop) -> None:
-    """Write down the host, which a report draws."""
+    """Record the parts of the host, which a report draws."""
+    modules = () if run.depth else describe_host(run.garden, run.example_input)
     store.event(
         EventKind.TRAINING_STARTED,
         "the host before growth",
-        data={"modules": [module.to_mapping() for module in run.modules]},
+        data={"modules": [module.to_mapping() for module in modules]},
     )
 
 
 def record_changes(store: RunStore, run: GrowthLoop, changes: SettingChanges) -> None:
-    """Write down what is different about a run from here on."""
+    """Record changed settings."""
     store.event(
         EventKind.SETTINGS_CHANGED,
         changes.describe(),
@@ -86,23 +87,23 @@ def record_changes(store: RunStore, run: GrowthLoop, changes: SettingChanges) ->
 
 
 def record_history(store: RunStore, run: GrowthLoop) -> None:
-    """Write every epoch so far into a store that knows none of them."""
+    """Record all epochs so far in an empty store."""
     rows = _epoch_rows(run, ())
     for record in run.history:
         store.write(*rows.of(record))
 
 
 class EpochRecorder:
-    """Writes one epoch of a run after another; those it has done before are written already."""
+    """Records the epochs of a run, after those of its history."""
 
     def __init__(self, store: RunStore, run: GrowthLoop) -> None:
-        """Go on after the run's history."""
+        """Continue after the run's history."""
         self._store = store
         self._run = run
         self._rows = _epoch_rows(run, run.history)
 
     def record(self, epoch: EpochRecord) -> None:
-        """Write the epoch that was just finished, all of it in one transaction."""
+        """Record the epoch that was just finished, in one transaction."""
         run = self._run
         self._store.write(
             *_explanation_rows(epoch, run.gardener.controller),
@@ -115,13 +116,13 @@ class EpochRecorder:
 
 
 def _explanation_rows(epoch: EpochRecord, controller: Controller) -> Iterator[Row]:
-    """Return why a learned controller decided as it did; it can be asked only now."""
+    """Return why a learned controller decided as it did; only now it can tell."""
     if epoch.decision is None or not isinstance(controller, LearnedController):
         return
     if controller.decides():
         yield EventRow(
             step=epoch.epoch,
-            # A history that is written at once, after a store was lost, has none.
+            # A history that is recorded again after a lost store has none.
             volatile=True,
             kind=EventKind.DECISION_EXPLAINED,
             severity="debug",
@@ -140,11 +141,11 @@ def _epoch_rows(run: GrowthLoop, history: Iterable[EpochRecord]) -> EpochRows:
 
 
 def record_end(store: RunStore, grown: Grown) -> None:
-    """Write down how the run ended and what every seed was worth then."""
+    """Record how the run ended and what every seed contributed then."""
     summary = grown.summary
     rows: list[Row] = list(_final_contributions(grown))
     scores = {one.epoch: one.val_score for one in grown.history}
-    # What its last epoch has written of a seed is not what the kept network has of it.
+    # The kept network may be of an earlier epoch than the last recorded one.
     for ordinal, (seed, told) in enumerate(
         zip(summary.seeds, seed_records(grown.history), strict=True)
     ):
@@ -170,7 +171,7 @@ def record_end(store: RunStore, grown: Grown) -> None:
 
 
 def _final_contributions(grown: Grown) -> Iterator[ContributionRow]:
-    """Return the last measurement, of the kept network; what its epoch has told is not repeated."""
+    """Return the last measurement, of the kept network, without what its epoch recorded."""
     kept = kept_record(grown.history, grown.summary.kept_epoch)
     told = {
         slot.name
@@ -198,14 +199,13 @@ def _final_contributions(grown: Grown) -> Iterator[ContributionRow]:
             yield row(kind, found, slot, other)
 
 
-# -------------------------------------------------------------------------------------- one epoch
+# ---- One epoch
 
 
 class EpochRows:
-    """Turns one epoch of a run after another into rows.
+    """Turns the epochs of a run into rows, one after another.
 
-    What an epoch has to be compared with is carried along, so that the thousandth costs no more
-    than the first.
+    It remembers what an epoch is compared with, so the thousandth costs no more than the first.
 
     Args:
         history: Epochs that came before, in order.
@@ -241,7 +241,7 @@ class EpochRows:
         self._best = score if self._best is None else max(self._best, score)
 
     def of(self, record: EpochRecord, **columns: Any) -> list[Row]:
-        """Return the rows of the next epoch; the epoch itself comes last, after what explains it.
+        """Return the rows of the next epoch; that of the epoch itself comes last.
 
         Args:
             record: The epoch.

@@ -1,7 +1,7 @@
-"""GrowRequest: one network to grow, with the settings it is grown by and what only a program has.
+"""GrowRequest: everything that defines one growing run.
 
-`esper.grow` makes one of its arguments, the command `esper grow` of its options, and both hand it
-to `esper.growth.grow.carry_out`.
+`esper.grow` makes one from its arguments and the command `esper grow` from its options; both give
+it to `esper.growth.grow.carry_out`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from esper.nissa.recorded import RunInputs
 from esper.utils.settings import SettingChanges, changed_settings
 
 AUTO = "auto"
-"""As `slots`: those that `suggest_slots` finds."""
+"""Value of `slots` that stands for those of `suggest_slots`."""
 
 STARTED_BY = "started_by"
-"""Key in the settings of a run that only a program can continue, with the function it called."""
+"""Key in the settings of a run that only a program can continue: the function it called."""
 
 CHANGEABLE = (
     "controller",
@@ -50,7 +50,7 @@ CHANGEABLE = (
     "growth.garden.max_added_flops",
     "growth.gardener.ablate_every",
 )
-"""What of a growing run may become another when it is continued."""
+"""Settings that may change when a growing run is continued."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,13 +58,13 @@ class GrowRequest:
     """Everything that defines the growing of one network."""
 
     model: nn.Module
-    """It is trained in place."""
+    """Trained in place."""
     slots: SlotNames = AUTO
-    """Where it may grow; with `config.deepen` nowhere."""
+    """Where it may grow; ignored with `config.deepen`."""
     placed: Placed | None = None
-    """The same as it was found out before, in place of `slots` and `axes`."""
+    """Slots found before, instead of `slots` and `axes`."""
     planted: SlotState | None = None
-    """What is in these slots from the first step; nothing by default."""
+    """Seeds in these slots from the first step; by default none."""
     train: Batches
     val: Batches
     test: Batches | None = None
@@ -73,24 +73,22 @@ class GrowRequest:
     controller: str | Controller = DEFAULT_CONTROLLER
     loss: Loss | None = None
     optimizer: Optimizer | OptimizerFactory | None = None
-    """Without one it is that of `config.training`, with the learning rates of `config.training`
-    unless a scheduler sets them."""
+    """By default that of `config.training`."""
     scheduler: LRScheduler | SchedulerFactory | None = None
     scheduler_every: SchedulerEvery = "epoch"
     name: str = "model"
-    """What the run is called in records: its task, or the class of the model."""
+    """Name of the run in records: its task, or the class of the model."""
     device: torch.device | str | None = None
-    """Where it is trained; by default where the model is."""
+    """Where to train; by default where the model is."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What `config.yaml` says; a run that is continued is compared with what it was saved under."""
+    """Content of `config.yaml`; a continued run is compared with the settings it was saved with."""
     renewed: Collection[str] = ()
-    """Keys of `settings` that were named in order to continue with what they stand for now."""
+    """Keys of `settings` whose files or modules may have changed since the run was saved."""
     contents: Mapping[str, str | None] | None = None
-    """Checksums, by name, of the files that the settings name; without them, what the program
-    brings is looked at itself."""
+    """Checksums of the files that the settings name; None takes them of the objects themselves."""
 
     def inputs(self, example_input: Any) -> RunInputs:
-        """Return what the run stands on beside its settings.
+        """Return checksums of data, model and functions, and the versions of software.
 
         Args:
             example_input: inputs of the first validation batch.
@@ -115,12 +113,12 @@ class GrowRequest:
         return RunInputs.now({**found, **model_contents(self.model)})
 
     def changes_since(self, saved: Mapping[str, Any]) -> SettingChanges:
-        """Return what is set otherwise than it was; refuse what would make it another run."""
+        """Return the settings that changed; refuse those that must not."""
         changed = changed_settings(saved, self.settings)
         for key, (was, now) in changed.items():
             if key not in CHANGEABLE:
                 raise ConfigError(
-                    f"{key} is {was!r} in this run and cannot become {now!r} when it is continued; "
-                    f"start a new run for that (what can: {', '.join(CHANGEABLE)})"
+                    f"{key} is {was!r} in this run and cannot become {now!r}; start a new run, or "
+                    f"change only {', '.join(CHANGEABLE)}"
                 )
         return SettingChanges(changed)

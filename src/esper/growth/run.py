@@ -1,15 +1,15 @@
-"""GrowthLoop: the whole growing of one network, epoch by epoch, with or without its twin.
+"""GrowthLoop: grows one network epoch by epoch, with or without its twin.
 
-The twin is the same network with the same initial weights and the same batches that only waits.
-Until the controller first acts, the network is its own twin; then the twin is forked off and both
-train on every batch. Of a network that is deepened the twin is the static one: all its blocks are
-awake from the first step.
+The twin has the same initial weights and the same batches, but never grows. Until the controller
+first acts, the network is its own twin; then the twin is forked, and both train on every batch. The
+twin of a deepened network is the static one, with all blocks awake from the first step.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from esper.growth.criterion import find_criterion
 from esper.growth.depth.blocks import wake_copies
 from esper.growth.depth.gardener import DepthGardener
 from esper.growth.gardener import Gardener
-from esper.growth.grown import Deepened, Grown, describe_host
+from esper.growth.grown import Deepened, Grown
 from esper.growth.kept import Kept, Measured, Recipe
 from esper.growth.request import AUTO, GrowRequest
 from esper.growth.static import StaticGardener, paired_difference
@@ -62,13 +62,14 @@ from esper.kasmina.training import (
 )
 from esper.kasmina.wrapping import refuse_unsuitable
 from esper.leyline.errors import OwnCodeError, UsageError, warn
+from esper.leyline.reasons import static_warning, why_not_grown
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end, stacks_at_end
 from esper.utils.process import choose_device
 from esper.utils.randomness import drawing
 
 
 class GrowthLoop:
-    """Everything about growing one network; iterate `epochs()` to carry it out."""
+    """Grows one network; iterate `epochs()`, then call `finish()`."""
 
     def __init__(self, request: GrowRequest) -> None:
         """Wrap the model; nothing is trained yet."""
@@ -117,7 +118,7 @@ class GrowthLoop:
             self._test = judged.evaluator(request.test, self.device, name="test")
         self._sets_rates = request.optimizer is None and request.scheduler is None
         self.depth: DepthGardener | None = None
-        """The gardener itself, where the network is deepened."""
+        """The gardener, if the network is deepened."""
         if config.deepen is not None:
             self.depth = DepthGardener(
                 garden,
@@ -137,9 +138,8 @@ class GrowthLoop:
             config=config.gardener,
             rates=_rates_to_come(config) if self._sets_rates else None,
         )
-        # The result says so.
+        # `esper.grow` warns at the end.
         self.gardener.warns_at_end = False
-        self.modules = () if self.depth else describe_host(garden, self.example_input)
         self._optimizer_of: MakeOptimizer = self._plain_optimizer
         if request.optimizer is not None:
             self._optimizer_of = optimizer_maker(request.optimizer, model)
@@ -165,8 +165,8 @@ class GrowthLoop:
         if self.depth is not None and config.twin:
             self._fork_twin()
         self._recent: list[Any] = []
-        """Inputs of training batches for the running statistics of BatchNorm: the last epoch's,
-        or those that the training set has for this."""
+        """Inputs of training batches for BatchNorm statistics: from the last epoch, or from the
+        training set's `calibration_batches()`."""
         self._is_exhausted = False
         self._why_stopped = ""
         self._seconds = 0.0
@@ -178,7 +178,7 @@ class GrowthLoop:
 
     @property
     def history(self) -> list[EpochRecord]:
-        """What happened so far."""
+        """The records of all epochs so far."""
         return self.gardener.history
 
     @property
@@ -188,17 +188,17 @@ class GrowthLoop:
 
     @property
     def seconds(self) -> float:
-        """Time spent in epochs so far, before a resume too."""
+        """Time spent in epochs, including those before a resume."""
         return self._seconds
 
     @property
     def is_done(self) -> bool:
-        """Whether all epochs are trained, or the run has stopped before that."""
+        """Whether all epochs are trained, or the run has stopped early."""
         return self.gardener.epoch >= self.config.epochs or bool(self.stopped)
 
     @property
     def stopped(self) -> str:
-        """Why the run ended before its last epoch; empty where it did not."""
+        """Why the run ended before its last epoch; empty if it did not."""
         done, patience = self.gardener.epoch, self.config.patience
         if done >= self.config.epochs:
             return ""
@@ -209,7 +209,7 @@ class GrowthLoop:
         return self._why_stopped
 
     def stop(self, why: str) -> None:
-        """End the run with the epoch that was just measured."""
+        """End the run after the epoch that was just measured."""
         self._why_stopped = why
 
     def epochs(self) -> Iterator[EpochRecord]:
@@ -237,10 +237,10 @@ class GrowthLoop:
             yield record
 
     def finish(self) -> Grown:
-        """Return the network that is kept, and its twin's likewise.
+        """Return the result: the network of the epoch that is kept, and its twin's.
 
-        Seeds that were never blended in, or make no difference, are taken out. Then every seed is
-        measured once more and the test split is touched for the first and only time.
+        Seeds that were never blended in, or make no difference, are removed. Then every seed is
+        measured once more, and the test split is used for the first and only time.
         """
         if self._rewarm is not None:
             self._rewarm.release()
@@ -294,7 +294,13 @@ class GrowthLoop:
             "twin": None if self.twin is None else self.twin.garden.model,
             "config": self.config,
             "example_input": self.example_input,
-            "modules": self.modules,
+            "why": why_not_grown(self.history, kept.epoch, self.stopped, summary.chance_loss),
+            "static_warning": static_warning(
+                self.history,
+                summary,
+                val_gain and astuple(val_gain),
+                astuple(contributions.all_off),
+            ),
             "val_gain": val_gain,
             "recipe": self._recipe,
         }
@@ -308,7 +314,7 @@ class GrowthLoop:
         return _values(self._val, garden)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to continue exactly from here."""
+        """Return everything needed to resume exactly."""
         trainee = self.trainee
         scheduler = None if trainee.scheduler is None else trainee.scheduler.state_dict()
         return {
@@ -324,13 +330,13 @@ class GrowthLoop:
         """Restore what `state_dict` returned, in a run made the same way."""
         self.twin = None
         if state["twin"] is not None:
-            # Forked while this run is still un-grown: the twin never grows.
+            # Forked before the garden grows back, because the twin never grows.
             self._fork_twin()
             assert self.twin is not None
             self.twin.load_state_dict(state["twin"])
         self.gardener.load_state_dict(state["gardener"])
         self._kept.load_state_dict(state["kept"])
-        # Whoever gives a run that was stopped another length wants it to go on.
+        # A stopped run that is given another length goes on.
         is_as_long = int(state["stopped"]["epochs"]) == self.config.epochs
         self._why_stopped = str(state["stopped"]["why"]) if is_as_long else ""
         self._recent = []
@@ -351,7 +357,7 @@ class GrowthLoop:
         for number, (inputs, targets) in enumerate(batches):
             if is_empty((inputs, targets)):
                 raise UsageError(f"epoch {epoch}: {batches.place} has no sample; leave it out")
-            self._recent = []  # Those of the last epoch are held as long as no other comes.
+            self._recent = []
             if sample is not None:
                 sample.add(inputs)
             if self._rewarm is not None:
@@ -360,8 +366,8 @@ class GrowthLoop:
                 self.depth.start_batch(inputs)
             for one in (self.trainee, self.twin):
                 if one is not None:
-                    # What a module draws (dropout) depends on nothing but its place in the run:
-                    # a twin draws the same, and so does a run that was resumed.
+                    # Random numbers (dropout) depend only on the place in the run, so a twin and
+                    # a resumed run draw the same.
                     with (
                         drawing(self.device, self.config.seed, epoch, number, "train"),
                         explaining(lambda: f"epoch {epoch}: {batches.place} failed", OwnCodeError),
@@ -381,16 +387,16 @@ class GrowthLoop:
         return Moved(self._train, self.device, keeps_label=self._keeps_label, name="training")
 
     def _statistics_samples(self) -> int:
-        """Return how many samples running statistics are taken from at most; 0 without any."""
+        """Return the most samples for BatchNorm statistics; 0 in a model without such layers."""
         return self.config.gardener.statistics_samples if moving_norms(self.garden) else 0
 
     def _sample(self) -> SpreadSample | None:
-        """Return what collects an epoch's batches for running statistics; None without need."""
+        """Return a collector of an epoch's batches for BatchNorm statistics; None without need."""
         most = 0 if self._calibration_batches else self._statistics_samples()
         return SpreadSample(most) if most else None
 
     def _read_calibration(self) -> list[Any]:
-        """Return the inputs that the training set has for running statistics."""
+        """Return the inputs of the training set's `calibration_batches()`."""
         most = self._statistics_samples()
         if not most or self._calibration_batches is None:
             return []
@@ -403,7 +409,7 @@ class GrowthLoop:
         return list(first_samples((inputs for inputs, _ in batches), most))
 
     def _read_recent(self, epoch: int) -> list[Any]:
-        """Return what `_recent` was after an epoch that another process has trained."""
+        """Return what `_recent` was after an epoch that was trained before a resume."""
         if not self._statistics_samples():
             return []
         self._announce(epoch)
@@ -415,7 +421,7 @@ class GrowthLoop:
         return sample.batches
 
     def _recalibrate(self) -> None:
-        """Give network and twin running statistics that belong to their weights."""
+        """Recompute the BatchNorm statistics of network and twin."""
         self.gardener.recalibrate_on(self._recent)
         if self.twin is not None:
             twin = self.twin.garden
@@ -426,7 +432,7 @@ class GrowthLoop:
             self._kept.take(self.garden, score, self.gardener.epoch)
 
     def _announce(self, epoch: int) -> None:
-        """Tell batches that want to know which epoch comes."""
+        """Call `set_epoch` of the training batches if they have it."""
         set_epoch = getattr(self._train, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
@@ -439,13 +445,13 @@ class GrowthLoop:
         return epoch_rates(self.config.training, epoch, self.config.epochs, learned)
 
     def _stop_early(self, done: int) -> None:
-        """End a run whose data is read through; a set that was empty from the start is refused."""
+        """End a run whose iterator is exhausted; refuse one that was empty from the start."""
         if not done:
             raise UsageError("the training set is empty; give it at least one batch")
         self._is_exhausted = True
         warn(
-            f"the training data ended after {done} of {self.config.epochs} decisions, "
-            f"{self.config.decide_every} steps each; the run ends here"
+            f"the training data ended after {done} of {self.config.epochs} decisions "
+            f"({self.config.decide_every} steps each), so the run ends here; write epochs={done}"
         )
 
     def _fork_twin(self) -> None:
@@ -457,7 +463,7 @@ class GrowthLoop:
 
 
 def _rates_to_come(config: GrowthConfig) -> RateTable:
-    """Return the host's learning rates in all epochs of a run."""
+    """Return the host's learning rates of all epochs."""
     epochs = range(1, config.epochs + 1)
     factors = [rate_factor(config.training, epoch, config.epochs) for epoch in epochs]
     return RateTable(torch.tensor([factors]), torch.tensor([config.training.learning_rate]))

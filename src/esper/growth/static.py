@@ -1,7 +1,7 @@
-"""A grown network against a static one of the same size, trained from scratch by the same recipe.
+"""Compares a grown network with a static one of the same size, trained from scratch.
 
-The static network has what grew at full amplitude from the first step. Data, epochs, optimizer,
-schedule and seed are those of the growing run, and so is the rule by which an epoch is kept.
+The static network has all seeds at full amplitude from the first step. Data, epochs, optimizer,
+schedule, seed and the rule for the epoch to keep are those of the growing run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.growth.gardener import Gardener
-from esper.growth.kept import Recipe
 from esper.growth.request import GrowRequest
 from esper.kasmina.contribution import Estimate, standard_error
 from esper.kasmina.garden import Garden
@@ -49,7 +48,7 @@ class StaticComparison:
     static: RunSummary
     """How the static one did."""
     val_difference: Estimate
-    """Validation score of the grown network minus that of the static one, over the same samples."""
+    """Validation score of the grown network minus the static one's, over the same samples."""
     compute: float
     """Training FLOPs of the growing run as a share of the static one's."""
 
@@ -62,17 +61,17 @@ class StaticComparison:
         return "neither"
 
     def __str__(self) -> str:
-        """Say in one line which is better, by how much, and what both took."""
+        """Return in one line which is better, by how much, and at what cost."""
         unit = "of loss" if is_loss(self.grown.val_score) else "points"
         size = Estimate(abs(self.val_difference.value), self.val_difference.se)
-        told = {
+        verdict = {
             "grown": "The grown network is better",
             "static": "The static network is better",
             "neither": "Neither is clearly better",
         }[self.better]
         lead = ": the difference is" if self.better == "neither" else " by"
         line = (
-            f"{told}{lead} {str(size).removeprefix('+')} {unit} on the validation data (grown "
+            f"{verdict}{lead} {str(size).removeprefix('+')} {unit} on the validation data (grown "
             f"{format_score(self.grown.val_score)}, static {format_score(self.static.val_score)})"
         )
         if self.grown.test_score is not None and self.static.test_score is not None:
@@ -98,18 +97,16 @@ def compare_static(
     """Train a static network by the recipe of a growing run and compare both.
 
     Args:
-        grown: the network that grew, with the recipe of its run.
-        model: another network to train, as it is; by default the grown architecture from scratch.
-        progress: show every epoch; by default where somebody watches.
+        grown: the grown network, with the recipe of its run.
+        model: another network to train instead; by default the grown architecture from scratch.
+        progress: show every epoch on standard error; by default if that is a terminal.
     """
     from esper.growth.grow import EpochProgress, is_shown
     from esper.growth.run import GrowthLoop
 
-    recipe, ended = grown.recipe, grown.summary
-    if recipe is None:
-        raise UsageError("this network has no recipe of its run; it is there after esper.grow(...)")
+    ended = grown.summary
     is_own_twin = model is None and bool(ended.stacks) and ended.twin_val_score is not None
-    request = _static_request(grown, recipe, model)
+    request = _static_request(grown, model)
     loop = GrowthLoop(request)
     garden = loop.garden
     if is_own_twin:
@@ -129,7 +126,7 @@ def compare_static(
             if watcher is not None:
                 watcher.show(record)
             if record.epoch >= ended.epochs:
-                loop.stop("it was trained for as many epochs as the grown one")
+                loop.stop(f"the grown network was trained for {ended.epochs} epochs")
         static = loop.finish().summary
     return StaticComparison(
         model=garden if garden.slot_names else garden.model,
@@ -141,32 +138,35 @@ def compare_static(
 
 
 def paired_difference(loop: GrowthLoop, one: Garden, other: Garden) -> Estimate:
-    """Return how far a network's validation score is above another's, over the same samples."""
+    """Return the validation score of one network minus another's, over the same samples."""
     difference = loop.val_values(one) - loop.val_values(other)
     return Estimate(float(difference.mean()), float(standard_error(difference[None])))
 
 
-def _static_request(grown: Grown, recipe: Recipe, model: nn.Module | None) -> GrowRequest:
-    """Return what trains the static network."""
+def _static_request(grown: Grown, model: nn.Module | None) -> GrowRequest:
+    """Return the request that trains the static network."""
+    recipe = grown.recipe
     if hasattr(recipe.request.train, "__next__"):
         raise UsageError(
-            "train was an iterator, which cannot be read again; grow with an object that can be "
-            "iterated anew, such as a DataLoader, to compare"
+            "train was an iterator, which cannot be read again; to compare, call esper.grow with "
+            "train=DataLoader(...) or a list"
         )
     garden, placed, planted = grown._garden, None, None
     if model is not None:
         request = replace(recipe.request, model=model, name=type(model).__name__)
         if isinstance(request.optimizer, Optimizer) or isinstance(request.scheduler, LRScheduler):
             raise UsageError(
-                "the run had an optimizer of its own model; to train another model, grow with a "
-                "function of parameters: optimizer=torch.optim.AdamW"
+                "the run's optimizer belongs to its own model; to compare with another model, call "
+                "esper.grow with a function: optimizer=torch.optim.AdamW"
             )
     else:
         request = recipe.again()
         if not grown.summary.stacks:
             placed, planted = garden.placed, at_full_amplitude(garden.state)
             if not bool(planted.occupied.any()):
-                raise UsageError("nothing grew: the network itself is the static one of its size")
+                raise UsageError(
+                    "nothing grew, so there is nothing to compare; give compare_static(model) one"
+                )
     device = next(garden.parameters()).device
     if placed is None:
         example = grown.example_input
@@ -182,7 +182,7 @@ def _static_request(grown: Grown, recipe: Recipe, model: nn.Module | None) -> Gr
 
 
 def at_full_amplitude(state: SlotState) -> SlotState:
-    """Return the state of a garden that has had what grew in another one from the beginning."""
+    """Return the state in which all blended seeds are fossils at full amplitude."""
     grown = state.has_module & (state.alpha > 0)
     amplitude = torch.where(state.alpha_target > 0, state.alpha_target, state.alpha)
     return empty_state(*state.stage.shape).where(
@@ -200,7 +200,7 @@ def at_full_amplitude(state: SlotState) -> SlotState:
 
 
 def _compute(grown: Grown, static: RunSummary) -> float:
-    """Return the training FLOPs of a growing run as a share of those of a static network."""
+    """Return the training FLOPs of a growing run as a share of the static network's."""
     ended = grown.summary
     if ended.training_flops and ended.static_flops:
         return ended.training_flops / ended.static_flops

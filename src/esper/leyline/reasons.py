@@ -400,3 +400,59 @@ def describe_kept(summary: RunSummary) -> str:
     which = "the last" if kept == done else f"the best validated of {done}"
     early = f"; stopped early: {summary.stopped}" if summary.stopped else ""
     return f"epoch {kept} kept, {which}{early}"
+
+
+# ---- Whether a static network is likely to do as well
+
+
+_EARLY = 0.25
+"""If all growth is over by this share of the run, a static network would train alike."""
+
+
+def static_warning(
+    history: Sequence[EpochRecord],
+    summary: RunSummary,
+    val_gain: tuple[float, float] | None,
+    all_off: tuple[float, float],
+) -> str:
+    """Return a warning that a static network of the same size is likely to do as well, or "".
+
+    Args:
+        history: all epochs of the run.
+        summary: how it ended.
+        val_gain: validation score minus the twin's, with its standard error; None without a twin.
+        all_off: what the network would lose without all its seeds, with its standard error.
+    """
+    before, after = summary.parameters_before, summary.parameters_after
+    if summary.stacks or not before < after or not before:
+        # Deepening saves compute, a network in which nothing grew is static already, and a frozen
+        # model is not to be replaced.
+        return ""
+    value, se = all_off if val_gain is None else val_gain
+    if not value > 2 * se:
+        told = format_contribution(value, se)
+        reason = f"the validation gain over the twin is {told}"
+        if val_gain is None:
+            lost = told.removeprefix("+")
+            reason = f"without its seeds the validation score would fall by only {lost}"
+    elif (grown_by := _grown_by(history, summary)) <= _EARLY * summary.epochs:
+        reason = (
+            f"all seeds were in place by epoch {grown_by} of {summary.epochs}, and from then on a "
+            "static network trains in the same way"
+        )
+    else:
+        return ""
+    return (
+        f"A static network of the same size ({summary.parameters_after:,} parameters) is likely "
+        f"to do as well: {reason}; grown.compare_static() trains one."
+    )
+
+
+def _grown_by(history: Sequence[EpochRecord], summary: RunSummary) -> int:
+    """Return the first epoch after which no seed's amplitude changes."""
+    kept = [one for one in history if one.epoch <= summary.kept_epoch] or list(history)
+    last = {slot.name: slot.alpha for slot in kept[-1].slots}
+    for one in reversed(kept):
+        if {slot.name: slot.alpha for slot in one.slots} != last:
+            return one.epoch + 1
+    return kept[0].epoch

@@ -247,7 +247,7 @@ def test_a_model_that_needs_all_its_blocks_keeps_them_asleep() -> None:
         grown = deepen(Counting(), epochs=2, deepen={"start": 2, "at": {9: 3}})
     assert len(grown.model.blocks) == 4
     assert loss_of(grown.model) == pytest.approx(-grown.summary.val_score)
-    with pytest.raises(UsageError, match="cannot do without the blocks that never woke"):
+    with pytest.raises(UsageError, match="needs its sleeping blocks"):
         grown.bake()
 
 

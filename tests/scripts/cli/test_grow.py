@@ -318,7 +318,7 @@ def test_what_is_kept_and_when_it_stops_can_be_said(command: Command, own_model:
     more = json.loads(command(*again, "--patience", 0, "--epochs", 6, "--keep", "last").out)
     assert (more["kept_epoch"], more["epochs"], more["stopped"]) == (6, 6, "")
     line = command(*again, "--set", "growth.epochs=1").complaint()
-    assert "growth.epochs cannot become 1: 6 epochs of best are trained already" in line
+    assert "best has already trained 6 epochs, more than epochs=1" in line
     assert yaml.safe_load((own_model / "best/config.yaml").read_text())["growth"]["epochs"] == 6
 
 

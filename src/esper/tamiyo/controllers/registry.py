@@ -244,10 +244,11 @@ def read_rows(signals: Signals, masks: Masks) -> list[RowView]:
 
 def check_rows(who: str, known: int, signals: Signals) -> None:
     """Raise if a controller was reset for another number of rows."""
-    if signals.rows != known:
+    rows = len(signals.epoch)
+    if rows != known:
         raise UsageError(
-            f"the {who} was reset for {known} rows but is shown {signals.rows}; "
-            f"call reset({signals.rows}, device) first"
+            f"the {who} was reset for {known} rows but is shown {rows}; "
+            f"call reset({rows}, device) first"
         )
 
 
