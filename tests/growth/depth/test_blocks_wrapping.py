@@ -147,7 +147,7 @@ def ddp_with_a_static_graph(rank: int) -> None:
 
 
 def ddp_that_is_not_told(rank: int) -> None:
-    problem = "give Deepen that wrapper and a batch as example=, or make the wrapper with find_un"
+    problem = r"Deepen\(wrapper, \.\.\., example=batch\), or make the wrapper with find_un"
     for options in ({}, {"example": tokens(0)[:, :-1]}):
         model = make_gpt(4)
         wrapped = DistributedDataParallel(model)
@@ -226,15 +226,15 @@ def controllers_decide_alike(rank: int) -> None:
 def test_other_wrappers_are_refused_by_name(name: str, problem: str) -> None:
     wrapper = type(name, (nn.Module,), {})()
     wrapper.module = make_gpt()
-    with pytest.raises(UsageError, match=f"cannot sleep in a {name}; {problem}"):
+    with pytest.raises(UsageError, match=f"cannot sleep in {name}; {problem}"):
         unwrapped(wrapper)
 
 
 def test_optimizers_that_keep_no_state_per_parameter_are_refused_by_name() -> None:
     model = make_gpt()
-    with pytest.raises(UsageError, match="under LBFGS: it keeps one flat state"):
+    with pytest.raises(UsageError, match="under LBFGS, because it keeps one flat state"):
         Deepen(model, torch.optim.LBFGS(model.parameters()), total_steps=3)
-    with pytest.raises(UsageError, match="got a str"):
+    with pytest.raises(UsageError, match="got str"):
         inner_optimizers(["adam"])  # type: ignore[list-item]
 
 

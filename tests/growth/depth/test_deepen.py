@@ -460,7 +460,7 @@ def test_an_average_made_while_blocks_sleep_follows_too() -> None:
     depth = Deepen(model, optimizer, start=2, at={3: 4}, ema=[average], example=EXAMPLE)
     with torch.no_grad():
         assert torch.equal(average(EXAMPLE), model(EXAMPLE))
-    with pytest.raises(UsageError, match=r"GPT has no block blocks\.2; ema= takes copies"):
+    with pytest.raises(UsageError, match=r"GPT has no block blocks\.2; give ema= copies"):
         Deepen(other := make_gpt(4), adamw(other), ema=make_gpt(2), example=EXAMPLE)
     assert depth.awake == {"blocks": 2}
 
@@ -658,7 +658,7 @@ def test_a_limit_of_parameters_ends_the_growth() -> None:
         depth.step()
     assert depth.awake == {"blocks": 2}
     assert depth.count_parameters() < most < depth.count_parameters(depth.blocks)
-    assert f"max_parameters is {most:,}" in depth.refused
+    assert f"max_parameters={most:,}" in depth.refused
     state = depth.state_dict()
     again = Deepen(other := make_gpt(), adamw(other), at={1: 2, 2: 4}, example=EXAMPLE)
     again.load_state_dict(state)
@@ -669,14 +669,14 @@ def test_a_limit_of_parameters_ends_the_growth() -> None:
     ("options", "problem"),
     [
         ({"order": "shuffle"}, "unknown order 'shuffle'.*stack"),
-        ({"controller": "magic"}, "unknown controller of depth 'magic'"),
+        ({"controller": "magic"}, "unknown depth controller 'magic'"),
         ({"controller": 3}, "got a int"),
-        ({"controller": "slope", "at": {3: 4}}, "at= is for controller='schedule'"),
+        ({"controller": "slope", "at": {3: 4}}, "at= needs controller='schedule'"),
         ({"controller": "plateau", "total_steps": None}, "needs the length of the run"),
-        ({"at": {0.2: 4}}, r"counts steps from 1, got 0\.2"),
-        ({"start": 5}, "5 blocks cannot be awake, there are 4 in blocks"),
+        ({"at": {0.2: 4}}, r"whole steps from 1, got 0\.2"),
+        ({"start": 5}, "5 blocks cannot be awake; there are only 4 in blocks"),
         ({"start": 0}, "0 blocks of blocks cannot be awake, only 1 to 4"),
-        ({"start": 2, "at": {3: 1}}, "only 2 to 4: blocks do not fall asleep again"),
+        ({"start": 2, "at": {3: 1}}, "only 2 to 4"),
         ({"start": {"layers": 1}}, "unknown stack 'layers'"),
         ({"stacks": ["layers"]}, "'layers' cannot be deepened.*stacks found: blocks"),
         ({"example": torch.zeros(2, 3)}, r"cannot take the example .*\[2, 3\]"),
@@ -689,7 +689,7 @@ def test_what_cannot_be_is_refused_in_one_line(options: dict[str, Any], problem:
 def test_an_optimizer_must_hold_all_blocks() -> None:
     model = make_gpt(4)
     refused(
-        r"does not hold blocks\.2\.norm1\.weight; make it from all of model\.parameters\(\)",
+        r"lacks blocks\.2\.norm1\.weight; make it from all of model\.parameters\(\)",
         lambda: model,
         optimizer=torch.optim.SGD([*model.embed.parameters(), *model.blocks[:2].parameters()], 0.1),
     )
@@ -705,7 +705,7 @@ def sgd_of_head(model: GPT) -> torch.optim.Optimizer:
 def test_a_model_that_is_never_called_is_said() -> None:
     model = make_gpt(4)
     depth = Deepen(model, adamw(model), total_steps=5)
-    with pytest.raises(UsageError, match=r"depth\.awake is known once the model was called"):
+    with pytest.raises(UsageError, match=r"depth\.awake needs a first batch"):
         depth.awake  # noqa: B018
     with pytest.raises(UsageError, match=r"was not called before depth\.step\(\)"):
         depth.step()
@@ -714,15 +714,13 @@ def test_a_model_that_is_never_called_is_said() -> None:
 def test_the_length_of_the_run_is_needed() -> None:
     model = make_gpt(4)
     depth = Deepen(model, adamw(model), example=EXAMPLE)
-    with pytest.raises(UsageError, match="say how long the run is"):
+    with pytest.raises(UsageError, match="total_steps=N"):
         depth.step()
-    with pytest.raises(UsageError, match="until training begins"):
+    with pytest.raises(UsageError, match="before the first step only, and 1 are done"):
         depth.total_steps = 3
     model = make_gpt(4)
     depth = Deepen(model, adamw(model), controller="slope", total_steps=9, example=EXAMPLE)
-    with pytest.raises(
-        UsageError, match=r"judges by the training loss, which no step of the last 1 %"
-    ):
+    with pytest.raises(UsageError, match=r"needs the training loss, and no step of the last 1 %"):
         depth.step()
 
 

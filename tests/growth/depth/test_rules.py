@@ -64,5 +64,5 @@ def test_a_schedule_is_steps_and_blocks() -> None:
     rule = make_rule("schedule", {30: 4, 10: 2})
     assert isinstance(rule, Schedule)
     assert list(rule.moments(None, {"h": 1}, lambda awake: awake).items()) == [(10, 2), (30, 4)]
-    with pytest.raises(UsageError, match="counts steps from 1, got 0"):
+    with pytest.raises(UsageError, match="whole steps from 1, got 0"):
         Schedule({0: 3})

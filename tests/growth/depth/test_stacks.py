@@ -107,7 +107,7 @@ def test_blocks_that_alternate_keep_their_period() -> None:
     assert (len(stack.blocks), stack.period) == (6, 2)
     depth = esper.Deepen(model, torch.optim.SGD(model.parameters(), 0.1), example=X)
     assert depth.awake == {"layers": 2}
-    with pytest.raises(UsageError, match="2 kinds of blocks alternate there, so it must be a mult"):
+    with pytest.raises(UsageError, match="2 kinds of blocks alternate; give a mult"):
         esper.Deepen(model, torch.optim.SGD(model.parameters(), 0.1), example=X, start=3)
     # Of one kind, numbered and with a rate of drop path that rises.
     (stack,) = find(Caller([Alternating(index, 1) for index in range(6)]), (X,), {}).stacks.values()
@@ -156,7 +156,7 @@ shared = nn.Linear(8, 8)
             "the input of layers.1 is not the output of layers.0",
         ),
         (Caller([Block(), Block()], "twice"), "layers.0 is called 2 times in a pass, not once"),
-        (Caller([block := Block(), block]), "layers.0 is tied: it shares parameters"),
+        (Caller([block := Block(), block]), "layers.0 shares parameters"),
         (Caller([nn.Linear(8, 8) for _ in range(3)]), "layers.0 has no residual path"),
         (
             nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(8, 8), nn.ReLU()))),
@@ -164,14 +164,14 @@ shared = nn.Linear(8, 8)
         ),
         (
             Unpacking([WithWeights() for _ in range(3)]),
-            "return a tensor that the next one does not",
+            "return a tensor that the next block does not",
         ),
     ],
     ids=["differ", "between", "twice", "tied", "linear", "pairs", "more"],
 )
 def test_the_reason_is_said_where_a_list_is_no_stack(model: nn.Module, reason: str) -> None:
     assert esper.find_stacks(model, X) == {}
-    with pytest.raises(UsageError, match=f"found no stack of blocks.*{reason}"):
+    with pytest.raises(UsageError, match=f"no stack that can be deepened.*{reason}"):
         esper.Deepen(model, torch.optim.SGD(model.parameters(), 0.1), example=X)
 
 

@@ -120,7 +120,7 @@ def test_a_model_of_ones_own_is_deepened_and_then_deepened_further(command: Comm
         (("--deepen", "--slots", "layers.0"), "slots is for seeds"),
         (("--deepen", "--controller", "random"), "controller is for seeds"),
         (("--deepen", "--max-growth", "2"), "max_growth is for seeds"),
-        (("--deepen-start", "9"), "9 blocks cannot be awake, there are 4 in layers"),
+        (("--deepen-start", "9"), "9 blocks cannot be awake; there are only 4 in layers"),
         (("--deepen", "--set", "growth.deepen.at={2.5: 3}"), "a share of the run between 0 and 1"),
         (
             ("--deepen", "--set", "growth.deepen.order=mixed"),
@@ -139,4 +139,4 @@ def test_a_wrong_request_is_one_line(
 
 def test_a_host_without_a_stack_says_so(command: Command) -> None:
     told = command("grow", "--task", "digits", "--deepen", "--epochs", 2).complaint()
-    assert "found no stack of blocks that could be deepened" in told
+    assert "no stack that can be deepened" in told

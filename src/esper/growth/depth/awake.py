@@ -1,4 +1,4 @@
-"""Which blocks of the stacks are awake: counting them, waking them, and the network they make."""
+"""Counts and wakes the blocks of stacks, and makes the smaller network of those awake."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Stacks = Mapping[str, Stack]
 
 
 def a_share(stacks: Stacks, share: float) -> dict[str, int]:
-    """Return a share of the blocks of every stack, rounded up to what can be awake."""
+    """Return a share of the blocks of every stack, rounded up to whole periods."""
     return {
         name: stack.period * math.ceil(share * len(stack.blocks) / stack.period)
         for name, stack in stacks.items()
@@ -41,7 +41,7 @@ def a_share(stacks: Stacks, share: float) -> dict[str, int]:
 
 
 def double(stacks: Stacks, awake: Mapping[str, int]) -> dict[str, int]:
-    """Return twice the blocks awake, by stack, as far as there are as many."""
+    """Return twice the blocks awake, by stack, but no more than there are."""
     return {name: min(len(stack.blocks), 2 * awake[name]) for name, stack in stacks.items()}
 
 
@@ -55,30 +55,30 @@ def fill_in(stacks: Stacks, decision: Decision, awake: Mapping[str, int]) -> dic
                 raise unknown_name("stack", name, blocks)
         return {**blocks, **awake, **decision}
     if decision > max(blocks.values()):
-        raise UsageError(f"{decision} blocks cannot be awake, there are {listed(blocks)}")
+        raise UsageError(f"{decision} blocks cannot be awake; there are only {listed(blocks)}")
     return {name: min(decision, count) for name, count in blocks.items()}
 
 
 def resolve(stacks: Stacks, decision: Decision, awake: Mapping[str, int]) -> dict[str, int]:
-    """Return the blocks to be awake by stack; refuse a number that cannot be."""
+    """Return the blocks to be awake by stack; refuse numbers that are not possible."""
     wanted = fill_in(stacks, decision, awake)
     for name, count in wanted.items():
         period, most = stacks[name].period, len(stacks[name].blocks)
         if not max(1, awake.get(name, 1)) <= count <= most:
             raise UsageError(
-                f"{count} blocks of {name} cannot be awake, only {awake.get(name, 1)} to {most}: "
-                "blocks do not fall asleep again"
+                f"{count} blocks of {name} cannot be awake, only {awake.get(name, 1)} to {most}; "
+                "blocks that are awake stay awake"
             )
         if count % period and count != most:
             raise UsageError(
-                f"{count} blocks of {name} cannot be awake: {period} kinds of blocks alternate "
-                f"there, so it must be a multiple of {period}, or all {most}"
+                f"{count} blocks of {name} cannot be awake, because {period} kinds of blocks "
+                f"alternate; give a multiple of {period}, or all {most}"
             )
     return wanted
 
 
 def listed(blocks: Mapping[str, int]) -> str:
-    """Return numbers of blocks in words."""
+    """Return numbers of blocks as text."""
     return ", ".join(f"{count} in {name}" for name, count in blocks.items())
 
 
@@ -87,8 +87,8 @@ class SleepingStacks:
 
     Args:
         networks: the network, then its averaged copies.
-        stacks: those that are deepened.
-        processes: what training in several processes must know of sleeping blocks.
+        stacks: the stacks to deepen.
+        processes: keeps `DistributedDataParallel` informed of sleeping blocks.
     """
 
     def __init__(self, networks: Sequence[nn.Module], stacks: Stacks, processes: Processes) -> None:
@@ -102,7 +102,7 @@ class SleepingStacks:
             ]
             for name, stack in stacks.items()
         }
-        # Counted now: under DDP the parameters of sleeping blocks do not require a gradient.
+        # Counted now, because under DDP parameters of sleeping blocks require no gradient.
         self._size = _trainable(networks[0])
         self._sizes = {
             name: [_trainable(sleeper.block) for sleeper in own]
@@ -110,22 +110,22 @@ class SleepingStacks:
         }
 
     def count_parameters(self, awake: Mapping[str, int]) -> int:
-        """Return the trainable parameters of the network with so many blocks awake."""
+        """Return the trainable parameters of the network with these blocks awake."""
         asleep = (sizes[awake[name] :] for name, sizes in self._sizes.items())
         return self._size - sum(map(sum, asleep))
 
     def beyond(self, limit: int, awake: Mapping[str, int]) -> str:
-        """Return why so many blocks cannot be awake within a limit (0: none), or an empty text."""
+        """Return how these blocks awake exceed a limit of parameters (0: none); else ''."""
         parameters = self.count_parameters(awake)
         if not limit or parameters <= limit:
             return ""
         return (
-            f"with {listed(awake)} awake the network would have {parameters:,} parameters, but "
-            f"max_parameters is {limit:,}"
+            f"with {listed(awake)} awake the network would have {parameters:,} parameters, more "
+            f"than max_parameters={limit:,}"
         )
 
     def set_awake(self, awake: Mapping[str, int]) -> None:
-        """Let the first blocks of every stack be awake and the others sleep."""
+        """Wake the first blocks of every stack, and put the others to sleep."""
         self._rouse(awake)
         self._processes.follow(
             [
@@ -137,7 +137,7 @@ class SleepingStacks:
 
     @contextmanager
     def all_awake(self, awake: Mapping[str, int]) -> Iterator[None]:
-        """Wake all blocks for a moment; afterwards so many are awake again."""
+        """Wake all blocks within the `with` block; afterwards only these are awake."""
         self._rouse({name: len(stack.blocks) for name, stack in self._stacks.items()})
         try:
             yield
@@ -151,7 +151,7 @@ class SleepingStacks:
         order: Order,
         optimizers: Sequence[Optimizer],
     ) -> None:
-        """Make the blocks that are to wake copies of those awake, with their optimizer state."""
+        """Copy blocks awake, with their optimizer state, to the blocks that will wake."""
         for name, stack in self._stacks.items():
             for target, source in plan_copies(awake[name], wanted[name], order, stack.period):
                 for sleepers in self._sleepers[name]:
@@ -171,7 +171,7 @@ def _block(network: nn.Module, name: str) -> nn.Module:
         return network.get_submodule(name)
     except AttributeError:
         raise UsageError(
-            f"{type(network).__name__} has no block {name}; ema= takes copies of the model"
+            f"{type(network).__name__} has no block {name}; give ema= copies of the model"
         ) from None
 
 
@@ -187,9 +187,9 @@ class Costs:
     """Training FLOPs of one batch."""
 
     base: int
-    """Of everything but the blocks of stacks."""
+    """FLOPs of everything but the blocks of stacks."""
     block: Mapping[str, float]
-    """Of one block, by stack; the mean over its blocks."""
+    """Mean FLOPs of one block, by stack."""
 
     def per_batch(self, awake: Mapping[str, int]) -> float:
         """Return the FLOPs of a batch with these blocks awake; sleeping ones cost nothing."""
@@ -206,20 +206,20 @@ def count_costs(
     """Count the FLOPs of one batch with all blocks awake.
 
     Args:
-        module: what is called, the network or a part of it.
-        path: its name in the network.
+        module: the network, or the part of it that is called.
+        path: name of the module in the network.
         stacks: the stacks within it.
-        args: with what it is called.
-        kwargs: likewise, by name.
+        args: arguments of the call.
+        kwargs: keyword arguments of the call.
     """
     with catch_warnings():
-        # What the network itself warns of, it says when it trains.
+        # The network's own warnings appear when it trains.
         simplefilter("ignore")
         count = forward_flops(module, args, kwargs)
     if count.uncounted:
         warn(
-            f"the operations of {count.describe_uncounted()} cannot be counted; the training FLOPs "
-            f"are without them, {HOW_TO_COUNT}"
+            f"training FLOPs are too low, because the operations of "
+            f"{count.describe_uncounted()} cannot be counted, {HOW_TO_COUNT}"
         )
     prefix = f"{path}." if path else ""
     blocks = {
@@ -233,11 +233,11 @@ def count_costs(
     )
 
 
-# ---- The model as the smaller network that is awake: while it is saved or loaded, or for good
+# ---- Removing sleeping blocks, while the model is saved or loaded, or for good
 
 
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
-"""Names under which the configurations of Hugging Face keep the number of blocks."""
+"""Names of the number of blocks in configurations of Hugging Face."""
 _SIDES = {
     "encoder": ("encoder_layers", "num_encoder_layers"),
     "decoder": ("decoder_layers", "num_decoder_layers"),
@@ -253,13 +253,13 @@ _Undo = list[tuple[dict[str, Any], dict[str, Any]]]
 def shorten(
     networks: Sequence[nn.Module], stacks: Stacks, awake: Mapping[str, int], *, has_config: bool
 ) -> Callable[[], None]:
-    """Take sleeping blocks out of networks, and return how to put them back.
+    """Remove sleeping blocks from networks; return a function that puts them back.
 
     Args:
         networks: the network and its averaged copies.
         stacks: their stacks.
         awake: blocks awake, by stack.
-        has_config: whether the configurations of the networks are to say so, too.
+        has_config: whether to shorten configurations of Hugging Face too.
     """
     undo: _Undo = []
     try:
@@ -279,7 +279,7 @@ def _shorten_network(
         for name, stack in stacks.items()
         for block in stack.blocks[awake[name] :]
     )
-    # Found before anything is numbered anew: one list may lie in another.
+    # Found before any block is renumbered, because one list may contain another.
     lists = {container: network.get_submodule(container)._modules for container in sleeping}
     configs = {
         container: _configs_around(network, container) if has_config else []
@@ -302,14 +302,14 @@ def _shorten_list(
     asleep: Sequence[str],
     undo: _Undo,
 ) -> None:
-    """Leave these blocks out of their list, numbered anew, and of every configuration."""
+    """Remove these blocks from their list, renumber the rest, and shorten configurations."""
     is_kept = [key not in asleep for key in children]
     for config in configs:
         undo.append((vars(config), dict(vars(config))))
     if configs and not any([_shorten(vars(one), container, is_kept) for one in configs]):
         raise UsageError(
-            f"cannot tell which entry of {type(configs[0]).__name__} is the depth of {container}; "
-            "save the model's state_dict() inside export() instead"
+            f"{type(configs[0]).__name__} has no known entry for the depth of {container}; save "
+            "model.state_dict() inside export() instead"
         )
     undo.append((children, dict(children)))
     kept = [child for key, child in children.items() if key not in asleep]
@@ -318,20 +318,20 @@ def _shorten_list(
 
 
 def _configs_around(network: nn.Module, container: str) -> list[Any]:
-    """Return the configurations of Hugging Face that belong to a model or to what holds a list."""
+    """Return the configurations of Hugging Face of the modules around a list."""
     parts = container.split(".")
     modules = [network.get_submodule(".".join(parts[:count])) for count in range(len(parts))]
     found = {id(config): config for one in modules if (config := getattr(one, "config", None))}
-    # Configurations of other kinds say nothing about how a model is built from a file.
+    # Other kinds of configurations do not tell how a model is built from a file.
     return [config for config in found.values() if hasattr(config, "attribute_map")]
 
 
 def _shorten(config: dict[str, Any], container: str, is_kept: list[bool]) -> bool:
-    """Write the number of kept blocks where a configuration has the number of all."""
+    """Replace the number of all blocks by that of the kept ones; return whether it was found."""
     before, after = len(is_kept), sum(is_kept)
     side = next((side for side in _SIDES if side in container), "")
     own = [name for name in _SIDES.get(side, ()) if config.get(name) == before]
-    # Where both sides are counted, the general number is that of the encoder.
+    # If both sides have a number, the general one is the encoder's.
     general = [] if own and side == "decoder" else [n for n in _DEPTHS if config.get(n) == before]
     config.update(dict.fromkeys([*own, *general], after))
     if len(config.get(_LAYER_TYPES) or ()) == before:

@@ -1,4 +1,4 @@
-"""Sleeping blocks: a block that sleeps stays where it is and hands its input on.
+"""Sleeping blocks: a block asleep stays in place and passes its input on.
 
 Only the block's `forward` is replaced, so parameters, names and `state_dict` keys never change.
 """
@@ -25,7 +25,7 @@ from esper.kasmina.calls import Call, Source, is_plain
 from esper.kasmina.optimizer import copy_state
 from esper.leyline.errors import UsageError
 
-# ---- Wrappers around a model and its optimizer: which of them blocks can sleep in, and how
+# ---- Wrappers around a model and its optimizer
 
 
 _REFUSED = {
@@ -41,12 +41,12 @@ _REFUSED_OPTIMIZERS = {
 
 
 def unwrapped(model: nn.Module) -> list[nn.Module]:
-    """Return a model with all that it wraps, outermost first; the last is the owner's own."""
+    """Return a model and all that it wraps, outermost first; the last is the user's own."""
     found = [model]
     while True:
         name = type(found[-1]).__name__
         if name in _REFUSED:
-            raise UsageError(f"blocks cannot sleep in a {name}; {_REFUSED[name]}")
+            raise UsageError(f"blocks cannot sleep in {name}; {_REFUSED[name]}")
         if isinstance(found[-1], DistributedDataParallel | AveragedModel):
             found.append(found[-1].module)
         elif isinstance(inner := getattr(found[-1], "_orig_mod", None), nn.Module):
@@ -56,59 +56,61 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
 
 
 def unwrap_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """Return optimizers without what trainers wrap around them."""
+    """Return the optimizers inside the wrappers of trainers."""
     found = []
     for one in [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer):
-        # Accelerate and Lightning keep the owner's optimizer under this name.
+        # Accelerate and Lightning keep the user's optimizer under this name.
         while isinstance(inner := getattr(one, "optimizer", None), Optimizer):
             one = inner
         if not isinstance(one, Optimizer):
             raise UsageError(
-                f"an optimizer must be a torch.optim.Optimizer or several of them, got a "
-                f"{type(one).__name__}"
+                f"optimizer must be a torch.optim.Optimizer or several, got {type(one).__name__}"
             )
         found.append(one)
     return found
 
 
 def inner_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """Return optimizers unwrapped; those under which blocks cannot be copied are refused."""
+    """Return unwrapped optimizers; refuse those under which blocks cannot be copied."""
     found = unwrap_optimizers(optimizer)
     for one in found:
         for kind in type(one).__mro__:
             if reason := _REFUSED_OPTIMIZERS.get(kind.__name__):
-                raise UsageError(f"blocks cannot be copied under {kind.__name__}: {reason}")
+                raise UsageError(
+                    f"blocks cannot be copied under {kind.__name__}, because {reason}; use AdamW "
+                    "or SGD"
+                )
     return found
 
 
 def check_held(names: Sequence[str], network: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    """Refuse optimizers that do not hold every trainable parameter of these blocks."""
+    """Refuse optimizers that lack a trainable parameter of these blocks."""
     held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
     for name in names:
         for part, parameter in network.get_submodule(name).named_parameters():
             if parameter.requires_grad and id(parameter) not in held:
                 raise UsageError(
-                    f"the optimizer does not hold {name}.{part}; make it from all of "
-                    "model.parameters(), also those of blocks that sleep at first"
+                    f"the optimizer lacks {name}.{part}; make it from all of model.parameters(), "
+                    "including blocks that sleep at first"
                 )
 
 
 class Processes:
-    """The processes that train a model by `DistributedDataParallel`, kept in step with growth.
+    """Keeps a `DistributedDataParallel` wrapper in step with sleeping blocks.
 
-    DDP waits for the gradient of every parameter that it was made for. So while blocks sleep, their
-    parameters require no gradient, and the wrapper is made anew at every growth; a wrapper that
-    finds unused parameters by itself is left alone.
+    DDP waits for the gradient of every parameter that it was made for. So parameters of sleeping
+    blocks require no gradient, and the wrapper is rebuilt at every growth. A wrapper with
+    `find_unused_parameters` is left alone.
     """
 
     def __init__(self, wrappers: Sequence[nn.Module]) -> None:
-        """Look for the DDP wrapper among those around the model."""
+        """Find the DDP wrapper among those around the model."""
         found = [one for one in wrappers if isinstance(one, DistributedDataParallel)]
         self._wrapper = found[0] if found else None
         self._frozen: list[nn.Parameter] = []
 
     def follow(self, asleep: Sequence[nn.Module]) -> None:
-        """Let the wrapper wait for all parameters but those of these blocks."""
+        """Make the wrapper wait for all parameters but those of these blocks."""
         wrapper = self._wrapper
         if wrapper is None or wrapper.find_unused_parameters:
             return
@@ -117,30 +119,30 @@ class Processes:
         self._frozen = [p for block in asleep for p in block.parameters() if p.requires_grad]
         for parameter in self._frozen:
             parameter.requires_grad_(False)
-        # Loads PyTorch's compiler, which only a wrapped model needs.
+        # Imported here because it loads PyTorch's compiler.
         from esper.kasmina.ddp import rebuild
 
-        # Gradients that are views of the old wrapper's memory are no use to the new one.
+        # Gradients may be views into the old wrapper's memory.
         wrapper.zero_grad(set_to_none=True)
         rebuild(wrapper, find_unused_parameters=False)
 
     def check(self, *, is_asleep: bool) -> None:
-        """Refuse to go on in a pass of a DDP wrapper that waits for gradients of sleeping blocks.
+        """Refuse a forward pass of a DDP wrapper that waits for gradients of sleeping blocks.
 
-        The wrapper that was given does not, once blocks were put to sleep before the pass.
+        The wrapper given to `Deepen` does not, if blocks were put to sleep before the pass.
         """
         around = DistributedDataParallel._get_active_ddp_module()
         is_known = is_asleep and around is self._wrapper
         if around is not None and not is_known and not around.find_unused_parameters:
             raise UsageError(
-                "the model is called by a DistributedDataParallel that would wait for sleeping "
-                "blocks; give Deepen that wrapper and a batch as example=, or make the wrapper "
-                "with find_unused_parameters=True"
+                "this DistributedDataParallel would wait for gradients of sleeping blocks; write "
+                "Deepen(wrapper, ..., example=batch), or make the wrapper with "
+                "find_unused_parameters=True"
             )
 
 
 def mean_over_processes(value: torch.Tensor) -> torch.Tensor:
-    """Return the mean of a number over all processes, so that all decide alike."""
+    """Return the mean of a number over all processes, so that all decide the same."""
     if world_size() > 1:
         value = value.clone()
         dist.all_reduce(value)
@@ -154,7 +156,7 @@ def world_size() -> int:
 
 
 def ancestors(names: Sequence[str]) -> Iterator[str]:
-    """Yield the names of all modules around these, outermost first, the model itself as ''."""
+    """Yield the names of all modules around these, outermost first; '' is the model."""
     paths = {""} | {
         name.rsplit(".", count)[0] for name in names for count in range(1, name.count(".") + 1)
     }
@@ -166,19 +168,19 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a block returns, learned from an example call."""
+    """The form of a block's output, learned from an example call."""
 
     parts: tuple[Source, ...]
-    """One part for a tensor, otherwise one for each item."""
+    """Where each item of the output comes from; one part for a tensor."""
     form: type | None
-    """`tuple` or `list`; None where the block returns its only part as it is."""
+    """`tuple` or `list`; None if the block returns a single value."""
 
 
 def pass_through(output: Output, *args: Any, **kwargs: Any) -> Any:
     """Return the inputs of a block in the form of its output.
 
-    At module level, and without a reference to the block, so that a model with sleeping blocks can
-    be pickled and copied.
+    It is a function of the module without a reference to the block, so that a model with sleeping
+    blocks can be pickled and copied.
     """
     if output.form is None:
         return output.parts[0].read(args, kwargs)
@@ -189,7 +191,7 @@ class Sleeper:
     """One block that can be put to sleep and woken."""
 
     def __init__(self, block: nn.Module, output: Output) -> None:
-        """Leave the block as it is: awake."""
+        """Leave the block awake."""
         self.block = block
         self._output = output
         self._kept: dict[str, Any] | None = None
@@ -205,10 +207,10 @@ class Sleeper:
             own.update(self._kept)
             self._kept = None
             return
-        # A block compiled by `block.compile()` would be compiled asleep, then again awake.
+        # A block with `block.compile()` would be compiled asleep, then again awake.
         names = ["forward", "_compiled_call_impl"]
         if isinstance(self.block, FSDPModule):
-            # FSDP gathers the parameters of every block that is called, even of one asleep.
+            # FSDP gathers the parameters of every block that is called, even asleep.
             names += _HOOKS
         self._kept = {name: own.pop(name) for name in names if name in own}
         own.update({name: OrderedDict() for name in _HOOKS if name in self._kept})
@@ -223,16 +225,16 @@ def wake_copies(network: nn.Module) -> None:
 
 
 def is_asleep(module: nn.Module) -> bool:
-    """Return whether a module is a block that sleeps."""
+    """Return whether a module is a sleeping block."""
     own = vars(module).get("forward")
     return isinstance(own, partial) and own.func is pass_through
 
 
-# ---- What the blocks of a stack return while they sleep, learned from watching their calls
+# ---- The output of sleeping blocks, learned from watched calls
 
 
 def learn_output(calls: list[Call]) -> Output | str:
-    """Return what the blocks of a run return while they sleep, or why that cannot be said."""
+    """Return the output of sleeping blocks, or why there is none."""
     outputs = [_output_of(call, after) for call, after in pairwise(calls)]
     if any(isinstance(output, str) for output in outputs):
         return next(output for output in outputs if isinstance(output, str))
@@ -251,15 +253,13 @@ def learn_output(calls: list[Call]) -> Output | str:
 
 
 def _output_of(call: Call, after: Call) -> Output | str:
-    """Learn from a call, and from the call that follows, which input stands for which output."""
+    """Find the input that replaces each output, from a call and the next one."""
     parts = []
     for part in call.parts:
-        # What the next block takes as its hidden state, this one takes by the same name.
+        # The next block takes this output by the same argument as this block its own input.
         source = None if is_plain(part) else after.source_of(part) or call.source_of(part)
         if source is None and isinstance(part, Tensor):
-            return (
-                "its blocks return a tensor that the next one does not take; asleep they have none"
-            )
+            return "its blocks return a tensor that the next block does not take"
         if source is None and not is_plain(part):
             return f"its blocks return a {type(part).__name__}; let them return tensors or a tuple"
         parts.append(source or Source(value=part))
@@ -267,20 +267,20 @@ def _output_of(call: Call, after: Call) -> Output | str:
     return Output(tuple(parts), form)
 
 
-# ---- The hook by which the first batch of a model is seen, where no example was given
+# ---- The hook that sees the first batch of a model
 
 
 OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
 class FirstBatch:
-    """Forward pre-hook that tells the arguments of a call, until it is removed.
+    """Forward pre-hook that passes on the arguments of a call, until it is removed.
 
-    Copies of a model copy its hooks: a copy of this one, pickled or not, does nothing.
+    Copies of a model copy its hooks; a copy of this one does nothing.
     """
 
     def __init__(self, on_call: OnCall | None = None) -> None:
-        """Call this method of an object that is not kept alive by it."""
+        """Call this method, through a weak reference to its object."""
         self._on_call = None if on_call is None else weakref.WeakMethod(on_call)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
@@ -288,7 +288,7 @@ class FirstBatch:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Tell a call of the module."""
+        """Pass on a call of the module."""
         on_call = None if self._on_call is None else self._on_call()
         if on_call is not None:
             on_call(module, args, kwargs)
@@ -296,12 +296,12 @@ class FirstBatch:
     def hook(self, modules: Iterable[nn.Module]) -> None:
         """Watch the calls of these modules."""
         for module in modules:
-            # Before FSDP gathers parameters for the call.
+            # It runs before FSDP gathers parameters for the call.
             module.register_forward_pre_hook(self, prepend=True, with_kwargs=True)
 
 
 def unhook(model: nn.Module) -> None:
-    """Remove all hooks of this kind from a model and everything within it."""
+    """Remove all hooks of this kind from a model and its submodules."""
     for module in model.modules():
         for key, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, FirstBatch):
@@ -322,9 +322,9 @@ def plan_copies(
 ) -> Iterator[tuple[int, int]]:
     """Yield (target, source) for every block that changes, in the order in which to copy.
 
-    Three blocks a b c become a b c a b c when stacked, a a b b c c when interleaved. Where fewer
-    are added, the stack ends as it did: a b c d become a b c d c d. Blocks that alternate (period
-    2: attention of two kinds) are moved in groups of that size.
+    Three blocks a b c become a b c a b c when stacked, a a b b c c when interleaved. If fewer are
+    added, the last ones are repeated: a b c d become a b c d c d. Blocks that alternate (period 2:
+    attention of two kinds) are copied in groups of that size.
 
     Args:
         before: number of blocks awake, a multiple of the period.
@@ -339,7 +339,7 @@ def plan_copies(
             yield target, target % before if target < whole else target - added
         return
     groups = -(-after // period)
-    # From the last to the first: no source is overwritten before it was copied.
+    # From the last to the first, so that no source is overwritten before it is copied.
     for target in reversed(range(after)):
         group, phase = divmod(target, period)
         source = group * (before // period) // groups * period + phase
@@ -349,7 +349,7 @@ def plan_copies(
 
 @torch.no_grad()
 def copy_block(source: nn.Module, target: nn.Module) -> None:
-    """Give a block the parameters and buffers of another one."""
+    """Copy the parameters and buffers of a block to another one."""
     for one, other in zip(_tensors(target), _tensors(source), strict=True):
         one.copy_(other)
 
@@ -357,7 +357,7 @@ def copy_block(source: nn.Module, target: nn.Module) -> None:
 def copy_optimizer_state(
     source: nn.Module, target: nn.Module, optimizers: Sequence[Optimizer]
 ) -> None:
-    """Give the parameters of a block the optimizer state of another block's; groups stay."""
+    """Copy the optimizer state of a block's parameters to those of another one."""
     for one, other in zip(target.parameters(), source.parameters(), strict=True):
         for optimizer in optimizers:
             copy_state(optimizer, other, one)

@@ -1,4 +1,4 @@
-"""Deepen: trains a part of a network's blocks and wakes the rest as copies of those awake."""
+"""Deepen: trains some blocks of a network first, and wakes the rest as copies of them."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ from esper.kasmina.slots.probe import call_arguments
 from esper.leyline.errors import CheckpointError, UsageError, unknown_name
 
 START = 0.25
-"""Share of the blocks that are awake at first."""
+"""Default share of the blocks that are awake at first."""
 
 
 class Deepen:
-    """Trains a network of which only some blocks are awake, and wakes the rest step by step.
+    """Trains a network with only some of its blocks awake, and wakes the rest step by step.
 
-    Build the network that you finally want. Deepen puts most of its repeated blocks to sleep: they
-    stay where they are, cost nothing and hand their input on. Later they wake as copies of blocks
-    that were awake, with weights, buffers and optimizer state. The model stays your own object with
-    the same `state_dict` keys at all times.
+    Build the network at its final size. Deepen puts most of its repeated blocks to sleep: they stay
+    in place, cost nothing and pass their input on. Later they wake as copies of blocks that were
+    awake, with weights, buffers and optimizer state. The model stays your own object, and its
+    `state_dict` keys never change.
 
         depth = esper.Deepen(model, optimizer, total_steps=8_000)
         for batch in batches:
@@ -66,24 +66,23 @@ class Deepen:
             depth.step()
 
     Args:
-        model: the network finally wanted; also as wrapped by DistributedDataParallel, fully_shard
-            or torch.compile.
-        optimizer: what trains it, one or several; it holds all parameters from the start.
-        stacks: names of the lists of blocks, as `esper.find_stacks` gives them; all by default.
-        example: a batch by which to find stacks and count FLOPs now; by default the first batch
-            that the model is called with.
-        start: blocks awake at first, in every stack or by stack (all, where one is not named); a
-            quarter by default.
-        at: {step: blocks} for the schedule; by default blocks double until all are awake, evenly
-            spaced and last at 40 % of the run, which from a quarter is at 20 % and 40 %.
+        model: the network at its final size; it may be wrapped by DistributedDataParallel,
+            fully_shard or torch.compile.
+        optimizer: one or several that train it, with all parameters from the start.
+        stacks: names of the lists of blocks, as `esper.find_stacks` gives them; by default all.
+        example: a batch to find stacks and count FLOPs now; by default the model's first batch.
+        start: blocks awake at first, in every stack or by stack (a stack that is not named has all
+            awake); by default a quarter.
+        at: {step: blocks} for the schedule; by default blocks double at equal distances, the last
+            time at 40 % of the run: from a quarter at 20 % and 40 %.
         total_steps: optimizer steps of the whole run.
-        order: of copies: 'stack' (a b c a b c) or 'interleave' (a a b b c c).
+        order: order of copies: 'stack' (a b c a b c) or 'interleave' (a a b b c c).
         controller: 'schedule', 'plateau', 'slope', or a function from a `Progress` to the number of
-            blocks to be awake (None changes nothing); the last three take `depth.step(loss)`.
-        ema: averaged copies of the model, one or several, that are deepened along.
-        batches_per_step: batches that one process trains on in an optimizer step, for the FLOPs.
-        max_parameters: most trainable parameters awake; blocks that would exceed it go on sleeping,
-            and so do all others from then on. 0 is no limit.
+            blocks to be awake (None changes nothing). All but 'schedule' need `depth.step(loss)`.
+        ema: averaged copies of the model, one or several, to deepen with it.
+        batches_per_step: batches of one process in an optimizer step, to count FLOPs.
+        max_parameters: most trainable parameters awake; at the limit no more blocks wake. 0 is no
+            limit.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Deepen:
         batches_per_step: int = 1,
         max_parameters: int = 0,
     ) -> None:
-        """Put blocks to sleep now, or on the first batch where no example is given."""
+        """Put blocks to sleep now, or on the first batch if no example is given."""
         if order not in ORDERS:
             raise unknown_name("order", order, ORDERS)
         self._wrappers = unwrapped(model)
@@ -133,15 +132,16 @@ class Deepen:
         self._max_parameters = max_parameters
         self._is_undecided, self._is_finished = False, False
         if isinstance(self._rule, Plateau | Slope) and total_steps is None:
-            needs = "needs the length of the run: total_steps=N"
-            raise UsageError(f"controller={controller!r} {needs}")
+            raise UsageError(
+                f"controller={controller!r} needs the length of the run; write total_steps=N"
+            )
         if example is None:
             self._wait_for_a_batch()
         else:
             self._begin(find_by_example(self._network, example))
             self.count_flops(example)
             if world_size() > 1:
-                # The model may be in a wrapper that was not given.
+                # The model may be inside a wrapper that Deepen does not know.
                 self._wait_for_a_batch()
 
     # -- what users read ---------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Deepen:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """Every growth: the step after which it happened, blocks awake from then on, and FLOPs."""
+        """Every growth: the step after which blocks woke, the blocks awake then, and FLOPs."""
         return [dict(event) for event in self._history]
 
     @property
@@ -175,7 +175,7 @@ class Deepen:
 
     @property
     def refused(self) -> str:
-        """Why no more blocks wake although they were to; empty where that is not so."""
+        """Why due blocks stay asleep; empty if none do."""
         return self._refused
 
     @property
@@ -185,22 +185,24 @@ class Deepen:
 
     @property
     def static_flops(self) -> float:
-        """Training FLOPs that the steps so far would have taken with all blocks awake."""
+        """Training FLOPs of the steps so far if all blocks had been awake."""
         return self._step * self._flops_per_step(self.blocks)
 
     @property
     def total_steps(self) -> int | None:
-        """Optimizer steps of the whole run; may be set until training begins."""
+        """Optimizer steps of the whole run; can be set before the first step."""
         return self._total_steps
 
     @total_steps.setter
     def total_steps(self, steps: int) -> None:
         if self._step:
-            raise UsageError("total_steps can be set until training begins, not after")
+            raise UsageError(
+                f"total_steps can be set before the first step only, and {self._step} are done"
+            )
         self._total_steps, self._planned = steps, None
 
     def count_flops(self, example: Any) -> Costs:
-        """Count the FLOPs of a step on this batch, from which `flops` is reckoned, and return them.
+        """Count the FLOPs of a step on this batch, on which `flops` is based, and return them.
 
         Args:
             example: one batch: a tensor, a tuple of arguments or a dict of them.
@@ -211,16 +213,16 @@ class Deepen:
         return self._costs
 
     def count_parameters(self, awake: Mapping[str, int] | None = None) -> int:
-        """Return the trainable parameters of the network that is awake, or of one with these."""
+        """Return the trainable parameters with the blocks awake now, or with these."""
         self._check_found("count_parameters()")
         assert self._sleeping is not None
         return self._sleeping.count_parameters(self._awake if awake is None else awake)
 
     def steps_for(self, flops: float) -> int:
-        """Return how many optimizer steps a budget of training FLOPs buys under this schedule."""
+        """Return the number of optimizer steps within a budget of training FLOPs."""
         self._check_found("steps_for")
         if not isinstance(self._rule, Schedule):
-            raise UsageError("steps_for(flops) can tell for controller='schedule' only")
+            raise UsageError("steps_for(flops) needs a fixed schedule; write controller='schedule'")
 
         return self._rule.steps_for(
             flops,
@@ -239,28 +241,28 @@ class Deepen:
     # -- what users do -----------------------------------------------------------------------------
 
     def step(self, loss: Tensor | float | None = None) -> None:
-        """Count an optimizer step, and wake blocks when it is time; call it after each.
+        """Count an optimizer step, and wake blocks when due; call it after each step.
 
         Args:
-            loss: training loss of the step, which 'plateau' and 'slope' judge by.
+            loss: training loss of the step; 'plateau' and 'slope' need it.
         """
         self.count(loss)
         self.decide()
 
     def count(self, loss: Tensor | float | None = None) -> None:
-        """Count an optimizer step: the first half of `step`, to measure before blocks wake."""
+        """Count an optimizer step: the first half of `step`, for measuring before blocks wake."""
         self._step += 1
         if self._is_finished:
             return
         if not self._stacks:
             raise UsageError(
-                "the model was not called before depth.step(): give Deepen the model that is "
-                "trained, or a batch as example="
+                "the model was not called before depth.step(); give Deepen the model that is "
+                "trained, or a batch: example=batch"
             )
         self._is_undecided = isinstance(self._rule, Schedule) or self._take_loss(loss)
 
     def decide(self) -> None:
-        """Wake blocks when it is time, the second half of `step`; once for each step counted."""
+        """Wake blocks when due: the second half of `step`."""
         if not self._is_undecided:
             return
         self._is_undecided = False
@@ -271,9 +273,9 @@ class Deepen:
         self._is_finished = self._is_over()
 
     def go_back(self, awake: Mapping[str, int]) -> None:
-        """Put blocks to sleep again, for a network that gets back the weights it had with these.
+        """Put blocks to sleep again, for a network whose earlier weights are restored.
 
-        Steps and FLOPs stay spent. The next decision wakes blocks anew, where it is time.
+        Steps and FLOPs stay counted. The next decision wakes blocks again if they are due.
         """
         self._spent, self._since = self.flops, self._step
         self._set_awake(resolve(self._stacks, awake, {}))
@@ -281,7 +283,7 @@ class Deepen:
         self._is_finished = self._is_over()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what resuming needs beside the state of model and optimizer; plain data."""
+        """Return what resuming needs besides the state of model and optimizer, as plain data."""
         if self._loaded is not None:
             return dict(self._loaded)
         saved: dict[str, Any] = {
@@ -304,7 +306,7 @@ class Deepen:
         return saved
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`; model and optimizer are loaded from their own."""
+        """Restore a `state_dict`; load model and optimizer from their own."""
         if not state["blocks"]:
             return
         if not self._stacks:
@@ -312,7 +314,8 @@ class Deepen:
             return
         if state["blocks"] != self.blocks:
             raise CheckpointError(
-                f"this state is of a model with blocks {state['blocks']}, not {self.blocks}"
+                f"this state belongs to a model with blocks {state['blocks']}, but this one has "
+                f"{self.blocks}; build the model with as many"
             )
         self._loaded = None
         self._step, self._since, self._spent = state["step"], state["since"], state["spent"]
@@ -331,11 +334,11 @@ class Deepen:
 
     @contextmanager
     def export(self, *, has_config: bool = True) -> Iterator[None]:
-        """Within the block the model is the smaller network that is awake: save it, or load one.
+        """Make the model the smaller network that is awake, within a `with` block, to save or load.
 
-        Sleeping blocks are not in their lists, and configurations of Hugging Face have the smaller
-        depth (`has_config`), so `save_pretrained` and `state_dict` write a network that loads by
-        itself. In turn `load_state_dict` of a shallower network fills the blocks that are awake.
+        Sleeping blocks are removed from their lists, and configurations of Hugging Face have the
+        smaller depth (`has_config`). So `save_pretrained` and `state_dict` write a network that
+        loads by itself, and `load_state_dict` of a shallower network fills the blocks awake.
         """
         self._check_found("export()")
         put_back = shorten(self._networks, self._stacks, self._awake, has_config=has_config)
@@ -345,9 +348,9 @@ class Deepen:
             put_back()
 
     def shorten(self) -> Callable[[], None]:
-        """Take sleeping blocks out of the model for good, and say how to put them back.
+        """Remove sleeping blocks from the model; return a function that puts them back.
 
-        It is then the network that is awake, and nothing of Esper is left in it.
+        The model is then the network that is awake, with nothing of Esper in it.
         """
         self._check_found("shorten()")
         return shorten(self._networks, self._stacks, self._awake, has_config=True)
@@ -355,27 +358,27 @@ class Deepen:
     # -- the first batch ---------------------------------------------------------------------------
 
     def _wait_for_a_batch(self) -> None:
-        """Watch the model, and what holds its blocks: a trainer may call only a part of it."""
+        """Watch the model and the modules around its blocks: a trainer may call only a part."""
         named = self._chosen if not isinstance(self._chosen, str) else [self._chosen]
         lists = [name for name, _ in block_lists(self._network)] if named == ["auto"] else named
         modules = dict(self._network.named_modules())
-        # A name that is wrong is refused on the first batch, with the names that would be right.
-        inside = [modules[name] for name in ancestors(lists) if name in modules]
-        FirstBatch(self._on_call).hook([*self._wrappers[:-1], *inside])
+        # A wrong name is refused on the first batch, with a list of the right ones.
+        watched = [modules[name] for name in ancestors(lists) if name in modules]
+        FirstBatch(self._on_call).hook([*self._wrappers[:-1], *watched])
 
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Find stacks on the first call, and count FLOPs on the first one that trains."""
+        """Find stacks on the first call, and count FLOPs on the first training call."""
         if module in self._wrappers:
             module = self._network
         if "forward" in vars(module) and hasattr(module, "training_step"):
-            # Lightning calls a training step by way of `forward`; the network is called within it.
+            # Lightning replaces `forward` by the training step, which calls the network.
             return
         path = next(name for name, one in self._network.named_modules() if one is module)
         trains = torch.is_grad_enabled()
         if self._stacks and not trains:
             return
         unhook(self._wrappers[0])
-        # Validation before training may run in inference mode; weights are not to be made there.
+        # Validation before training may run in inference mode; weights made there cannot train.
         with torch.inference_mode(False):
             self._processes.check(is_asleep=bool(self._stacks))
             if not self._stacks:
@@ -386,7 +389,7 @@ class Deepen:
             self._wait_for_a_batch()
 
     def _begin(self, found: Found) -> None:
-        """Put blocks of the chosen stacks to sleep."""
+        """Put blocks of the chosen stacks to sleep, and check the schedule."""
         self._stacks = found.choose(self._chosen)
         names = [name for stack in self._stacks.values() for name in stack.blocks]
         check_held(names, self._network, self._optimizers)
@@ -402,7 +405,7 @@ class Deepen:
             for decision in self._rule.at.values():
                 awake = resolve(self._stacks, decision, awake)
         if problem := self._sleeping.beyond(self._max_parameters, self._start):
-            raise UsageError(f"{problem}; start with fewer blocks")
+            raise UsageError(f"{problem}; write a smaller start=")
         self._set_awake(self._start)
         if self._loaded is not None:
             self.load_state_dict(self._loaded)
@@ -417,28 +420,28 @@ class Deepen:
     def _check_found(self, what: str) -> None:
         if not self._stacks:
             raise UsageError(
-                f"depth.{what} is known once the model was called; give a batch as example= to "
-                "know it before"
+                f"depth.{what} needs a first batch; write Deepen(..., example=batch), or read it "
+                "after the model was called"
             )
 
     # -- growth ------------------------------------------------------------------------------------
 
     def _take_loss(self, loss: Tensor | float | None) -> bool:
-        """Take in the loss of a step; return whether there is something new to decide on."""
+        """Add the loss of a step; return whether the controller has to decide."""
         before = len(self._losses.over)
         has_ended = self._losses.add(loss, self._total_steps, lambda: self.flops)
         if not isinstance(self._rule, Plateau | Slope):
             return True
         if has_ended and len(self._losses.over) == before:
             raise UsageError(
-                "this controller judges by the training loss, which no step of the last 1 % of "
-                "the run had: depth.step(loss)"
+                "this controller needs the training loss, and no step of the last 1 % of the run "
+                "gave one; write depth.step(loss)"
             )
-        # Within a window of the loss there is nothing new to these.
+        # These decide only at the end of a window.
         return has_ended
 
     def _wake(self, decision: Decision) -> None:
-        """Wake blocks as copies of those awake, within the limit."""
+        """Wake blocks as copies of those awake, unless that exceeds the limit."""
         awake = self._awake if decision is None else resolve(self._stacks, decision, self._awake)
         if awake == self._awake or self._refused:
             return
@@ -458,7 +461,7 @@ class Deepen:
         self._sleeping.set_awake(awake)
 
     def _follow_plan(self) -> None:
-        """Wake the blocks that the schedule has awake by now."""
+        """Wake the blocks that are due by the schedule."""
         if self._planned is None:
             moments = self._rule.moments(
                 self._total_steps, self._start, partial(double, self._stacks)
@@ -466,7 +469,7 @@ class Deepen:
             self._planned = sorted(moments.items())
         while self._planned and self._planned[0][0] <= self._step:
             wanted = fill_in(self._stacks, self._planned.pop(0)[1], self._awake)
-            # A run that goes on under another schedule may be ahead of it.
+            # A run resumed under another schedule may be ahead of it.
             self._wake({name: max(count, self._awake[name]) for name, count in wanted.items()})
 
     def _is_over(self) -> bool:
@@ -477,8 +480,8 @@ class Deepen:
     def _flops_per_step(self, awake: Mapping[str, int]) -> float:
         if self._costs is None:
             raise UsageError(
-                "FLOPs are counted on the first batch that trains; give one as example= to know "
-                "them before"
+                "FLOPs are counted on the first training batch; write Deepen(..., example=batch) "
+                "to count them now"
             )
         return self._batches_per_step * self._costs.per_batch(awake)
 

@@ -1,8 +1,8 @@
-"""DepthGardener: a gardener whose network grows by blocks that wake, instead of by seeds.
+"""DepthGardener: a gardener that wakes blocks instead of growing seeds.
 
-What a run asks of a gardener stays the same: epochs are measured, judged by the governor and
-remembered. A rule of depth decides after every optimizer step, but never between the last step of
-an epoch and its measurement: what is measured was trained as it is.
+Like any gardener it measures epochs, lets the governor judge them and keeps the history. A rule
+decides after every optimizer step, except between the last step of an epoch and its measurement, so
+that no blocks are measured untrained.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from esper.leyline.records import (
     depth_decision,
 )
 
-# ---- Weights of a finished, smaller network, from which a deeper one is grown on
+# ---- Weights of a finished, smaller network to start from
 
 
 GROWN = "grown"
-"""Folder of the finished network in a run."""
+"""Folder of the finished network in a run folder."""
 
 _MODEL = "model."
 
 
 def network_folder(path: Path) -> Path:
-    """Return where a run has its network: the finished one, or the best so far; else the path."""
+    """Return the folder of a run's finished or best network; for another folder the path itself."""
     places = (path / GROWN, path / "checkpoints" / "best")
     return next((place for place in places if os.path.isdir(place)), path)
 
 
 def holds_seeds(state: Mapping[str, Any]) -> bool:
-    """Return whether the `state_dict` of a garden has weights beside those of its model."""
+    """Return whether the `state_dict` of a garden has weights of seeds."""
     return any(not name.startswith((_MODEL, "_extra_state")) for name in state)
 
 
 def read_weights(source: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state_dict: the one given, or what a file or the folder of a run holds."""
+    """Return a state_dict: the one given, or that of a file or a run folder."""
     if not isinstance(source, str):
         return dict(source)
     path = Path(source)
@@ -67,8 +67,8 @@ def read_weights(source: str | Mapping[str, Any]) -> dict[str, Any]:
         state, _ = read_garden(network_folder(path))
         if holds_seeds(state):
             raise UsageError(
-                f"the network in {source} has seeds, which cannot be left out; give its plain "
-                "weights: torch.save(load_garden(folder, model=model).bake().state_dict(), FILE)"
+                f"the network in {source} has seeds; write its plain weights by "
+                "torch.save(load_garden(folder, model=model).bake().state_dict(), FILE)"
             )
         own = {name: value for name, value in state.items() if name.startswith(_MODEL)}
         return {name.removeprefix(_MODEL): value for name, value in own.items()}
@@ -78,13 +78,12 @@ def read_weights(source: str | Mapping[str, Any]) -> dict[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError, safetensors.SafetensorError) as error:
         raise UsageError(
-            f"the weights {source} cannot be read ({reason_of(error)}); give a file of "
-            "model.state_dict() by torch.save or safetensors, or the folder of a run"
+            f"the weights {source} cannot be read ({reason_of(error)}); give a run folder, or a "
+            "file of model.state_dict() by torch.save or safetensors"
         ) from None
     if not isinstance(found, Mapping) or not any(isinstance(v, Tensor) for v in found.values()):
         raise UsageError(
-            f"the weights {source} are no state_dict; save one by torch.save(model.state_dict(), "
-            "FILE)"
+            f"the weights {source} are no state_dict; write torch.save(model.state_dict(), FILE)"
         )
     return dict(found)
 
@@ -92,7 +91,7 @@ def read_weights(source: str | Mapping[str, Any]) -> dict[str, Any]:
 def blocks_within(
     weights: Mapping[str, Any], network: nn.Module, stacks: Mapping[str, Stack]
 ) -> dict[str, int]:
-    """Return how many blocks of every stack these weights have; one that is unclear is left out."""
+    """Return how many blocks of every stack these weights have; unclear stacks are left out."""
     containers = [stack.container for stack in stacks.values()]
     found = {}
     for name, stack in stacks.items():
@@ -110,21 +109,21 @@ def blocks_within(
     return found
 
 
-def load_weights(weights: Mapping[str, Any], network: nn.Module, told: str) -> None:
-    """Load weights into a network that is as deep as they are; refuse those that do not fit.
+def load_weights(weights: Mapping[str, Any], network: nn.Module, depth: str) -> None:
+    """Load weights into a network of the same depth; refuse those that do not fit.
 
     Args:
         weights: a state_dict.
-        network: what they are for.
-        told: how deep it is, for the message.
+        network: the network.
+        depth: number of blocks awake, as text for the error.
     """
     own = network.state_dict()
     for name in {**own, **weights}:
         here, there = (_shape(state.get(name)) for state in (own, weights))
         if here != there:
             raise UsageError(
-                f"the weights do not fit the network with {told} awake: {name} is {there} there "
-                f"and {here} here; give those of this network with as many blocks as start= says"
+                f"the weights do not fit the network with {depth} awake: {name} is {there} in the "
+                f"weights and {here} in the network; change start= or the weights"
             )
     network.load_state_dict(dict(weights))
 
@@ -134,13 +133,13 @@ def _shape(value: Any) -> Any:
 
 
 class DepthGardener(Gardener):
-    """Measures a network epoch by epoch while its blocks wake.
+    """Measures a network epoch by epoch while a rule wakes its blocks.
 
     Args:
         garden: the network, without slots.
         deepen: which blocks sleep at first, and when they wake.
         horizon: epochs of the whole run.
-        steps_per_epoch: optimizer steps of one of them.
+        steps_per_epoch: optimizer steps of an epoch.
         example: one batch of inputs.
         seed: seed of the run.
         config: further settings.
@@ -157,11 +156,11 @@ class DepthGardener(Gardener):
         seed: int = 0,
         config: GardenerConfig | None = None,
     ) -> None:
-        """Bring rule and network together; blocks fall asleep when the optimizer is made."""
+        """Bind the network; blocks are put to sleep when the optimizer is made."""
         super().__init__(garden, "wait", horizon, seed=seed, config=config)
         self.deepen = deepen
         self.depth: Deepen
-        """The blocks of the network, once its optimizer was made."""
+        """What wakes blocks; set when the optimizer is made."""
         self._example = example
         self._steps_per_epoch = steps_per_epoch
         self._woken: list[DeepeningRecord] = []
@@ -173,7 +172,7 @@ class DepthGardener(Gardener):
         params: Iterable[Any] | None = None,
         **options: Any,
     ) -> Optimizer:
-        """Make the optimizer, as any gardener does; then put blocks to sleep."""
+        """Make the optimizer, then put blocks to sleep."""
         optimizer = super().optimizer(factory, params, **options)
         config, network = self.deepen, self.garden.model
         start, weights = as_decision(config.start), None
@@ -195,19 +194,19 @@ class DepthGardener(Gardener):
             max_parameters=self.garden.config.max_parameters,
         )
         self._costs = self.depth.count_flops(self._example)
-        """FLOPs of the example; those of a step are counted on the first training batch."""
+        """FLOPs of the example; those of a training step are counted on the first batch."""
         if weights is not None:
             with self.depth.export(has_config=False):
                 load_weights(weights, network, listed(self.depth.awake))
         self.first_awake = self.depth.awake
-        # What a first bad epoch goes back to has these weights, too.
+        # A rollback of the first epoch returns to these weights.
         self._group.start()
         return optimizer
 
     # -- in the training loop ----------------------------------------------------------------------
 
     def start_batch(self, inputs: Any) -> None:
-        """Let the rule decide on the step before, ahead of the next."""
+        """Let the rule decide on the last step, before the next one."""
         if not self.depth.steps:
             self.depth.count_flops(inputs)
         self._wake()
@@ -250,10 +249,10 @@ class DepthGardener(Gardener):
                 )
             )
 
-    # -- what a gardener tells ---------------------------------------------------------------------
+    # -- what others read --------------------------------------------------------------------------
 
     def sizes(self) -> tuple[int, int]:
-        """Return the trainable parameters and the operations per sample of what is awake."""
+        """Return the trainable parameters and operations per sample with the blocks awake now."""
         return self.depth.count_parameters(), self.flops_with(self.depth.awake)
 
     def flops_with(self, awake: dict[str, int]) -> int:
@@ -264,16 +263,16 @@ class DepthGardener(Gardener):
 
     @contextmanager
     def as_in(self, epoch: int | None = None) -> Iterator[None]:
-        """Put the blocks to sleep that slept in an epoch; within the block there are no others."""
+        """Leave only the blocks that were awake in an epoch, or now, within a `with` block."""
         if epoch is not None:
             self.depth.go_back(self._awake_in(epoch))
         with self.depth.export(has_config=False):
             yield
 
     def deliver(self) -> None:
-        """Take blocks that still sleep out of the model: what is left is the network as it is.
+        """Remove blocks that still sleep from the model.
 
-        A model that cannot do without them keeps them, asleep, and a warning says so.
+        A model that cannot run without them keeps them asleep, with a warning.
         """
         if self.depth.awake == self.depth.blocks:
             return
@@ -284,7 +283,8 @@ class DepthGardener(Gardener):
             warn(_KEPT.format(error))
             return
         try:
-            problem = "it would compute something else" * (not _same(before, self._outputs()))
+            is_same = _same(before, self._outputs())
+            problem = "" if is_same else "without them it computes something else"
         except Exception as error:
             problem = describe_exception(error)
         if problem:
@@ -292,23 +292,23 @@ class DepthGardener(Gardener):
             warn(_KEPT.format(problem))
 
     def memory(self) -> dict[str, Any]:
-        """Return what a gardener remembers beside its garden and its optimizer."""
+        """Return the state of the gardener without its garden and optimizer."""
         depth = {"planned": self._planned, "state": self.depth.state_dict()}
         return {**super().memory(), "depth": depth}
 
     def recall(self, state: dict[str, Any]) -> None:
-        """Take over what `memory` returned; garden and optimizer are left alone."""
+        """Restore what `memory` returned; garden and optimizer stay as they are."""
         super().recall(state)
         saved = state["depth"]["state"]
         total = saved["total_steps"]
         if state["depth"]["planned"] != self._planned:
-            # The run has become longer, or its batches others: what is left decides.
+            # The run was extended or has other batches, so count the steps that are left.
             total = saved["step"] + (self.horizon - self.epoch) * self._steps_per_epoch
         if total != self.depth.total_steps:
             self.depth.total_steps = total
         self.depth.load_state_dict(saved)
 
-    # -- inside ------------------------------------------------------------------------------------
+    # -- hooks of Gardener -------------------------------------------------------------------------
 
     @property
     def _planned(self) -> int:
@@ -320,7 +320,7 @@ class DepthGardener(Gardener):
         return self.deepen.stacks or "auto"
 
     def _decide(self, signals: Any, before_action: Any) -> DecisionRecord:
-        """Let the rule decide on the last step of the epoch; nothing is done about seeds."""
+        """Let the rule decide on the last step of the epoch; no seeds grow."""
         self._wake()
         return depth_decision("WAIT")
 
@@ -341,12 +341,12 @@ class DepthGardener(Gardener):
         return woken
 
     def _awake_in(self, epoch: int) -> dict[str, int]:
-        """Return the blocks that were awake when an epoch was measured; 0 is before the first."""
+        """Return the blocks that were awake when an epoch was measured; epoch 0 is the start."""
         shown = self.history[epoch - 1].depth if epoch else None
         return self.first_awake if shown is None else shown.awake
 
     def _fall_back(self) -> None:
-        """Put the blocks to sleep that slept when the network was last safe."""
+        """Put the blocks to sleep that slept in the last safe epoch."""
         self.depth.go_back(self._awake_in(int(self._group.safe_epoch[0])))
 
     def _outputs(self) -> list[Tensor]:
@@ -357,13 +357,13 @@ class DepthGardener(Gardener):
 
 
 _KEPT = (
-    "blocks that never woke stay in the model, asleep, because it cannot do without them ({}); it "
-    "computes what was measured, but needs Esper where it is unpickled"
+    "the model keeps its sleeping blocks because it cannot run without them ({}); it computes what "
+    "was measured, but unpickling it needs Esper"
 )
 
 
 def _same(before: list[Tensor], after: list[Tensor]) -> bool:
-    """Return whether a model computes the same; a device may add up in another order."""
+    """Return whether a model computes the same, up to rounding."""
     return len(before) == len(after) and all(
         one.shape == other.shape
         and torch.allclose(one.float(), other.float(), rtol=1e-3, atol=1e-4, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Rules that decide when to deepen: a schedule, or what the training loss says."""
+"""Rules that decide when to wake blocks: a schedule, or the training loss."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from esper.leyline.errors import ConfigError, UsageError, unknown_name
 
 
 WINDOWS = 100
-"""Windows of a run."""
+"""Number of windows in a run."""
 _STEPS = 100
-"""Steps of a window where the length of the run is not known."""
+"""Steps of a window if the length of the run is unknown."""
 
 
 class LossWindows:
-    """(FLOPs spent, mean loss) of the windows that are over, and the sum of the one that is not."""
+    """(FLOPs spent, mean loss) of past windows, and the sum of the current one."""
 
     def __init__(self) -> None:
         """Begin with no loss."""
@@ -38,9 +38,9 @@ class LossWindows:
     def add(
         self, loss: Tensor | float | None, total_steps: int | None, flops: Callable[[], float]
     ) -> bool:
-        """Add a step, with its loss where that is known; return whether a window has ended.
+        """Add a step, with its loss if known; return whether a window has ended.
 
-        Only then the device is waited for.
+        Only at the end of a window the CPU waits for the device.
         """
         self._steps += 1
         if loss is not None:
@@ -56,7 +56,7 @@ class LossWindows:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers."""
+        """Return plain numbers."""
         return {
             "over": [list(window) for window in self.over],
             "since_growth": self.since_growth,
@@ -77,19 +77,19 @@ class LossWindows:
 LAST_DOUBLING = 0.4
 """Share of the run at which the default schedule wakes the last blocks (research/log.md)."""
 LATEST = 0.6
-"""Share of the run by which rules that judge by the loss have woken all blocks."""
+"""Share of the run by which 'plateau' and 'slope' have woken all blocks."""
 Decision = int | Mapping[str, int] | None
 """Blocks to be awake, in every stack or by stack; None changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a controller of depth sees after an optimizer step."""
+    """What a depth controller sees after an optimizer step."""
 
     step: int
     """Optimizer steps done."""
     total_steps: int | None
-    """Optimizer steps of the whole run, where that is known."""
+    """Optimizer steps of the whole run; None if unknown."""
     awake: Mapping[str, int]
     """Blocks awake, by stack."""
     blocks: Mapping[str, int]
@@ -105,33 +105,33 @@ class Progress:
     losses: Sequence[tuple[float, float]]
     """(FLOPs spent, mean training loss) of every window of 1 % of the run, oldest first."""
     windows_since_growth: int
-    """How many of them were trained with the blocks awake now."""
+    """Number of windows since blocks last woke."""
 
 
 @runtime_checkable
 class DepthController(Protocol):
-    """Decides after every optimizer step how many blocks are to be awake.
+    """Decides after every optimizer step how many blocks to have awake.
 
-    `state_dict()` and `load_state_dict()` are called too, where a controller has them.
+    If a controller has `state_dict()` and `load_state_dict()`, they are saved and restored.
     """
 
     def __call__(self, progress: Progress) -> Decision:
-        """Return the number of blocks to be awake, or None to go on as it is."""
+        """Return the number of blocks to have awake, or None to change nothing."""
 
 
 class Schedule:
     """Wakes blocks at given steps; by default doubles them until all are awake.
 
-    Doublings are spaced evenly, the last one at 40 % of the run: at 20 % and 40 % from a quarter.
+    Doublings come at equal distances, the last at 40 % of the run: from a quarter at 20 % and 40 %.
     """
 
     def __init__(self, at: Mapping[int, Decision] | None = None) -> None:
-        """Take {step: blocks}, or double."""
+        """Take {step: blocks}; None doubles."""
         for step in at or {}:
             if not isinstance(step, int) or isinstance(step, bool) or step < 1:
                 raise UsageError(
-                    f"at={{step: blocks}} counts steps from 1, got {step!r}; a share of the run is "
-                    "int(share * total_steps)"
+                    f"at={{step: blocks}} needs whole steps from 1, got {step!r}; for a share of "
+                    "the run write int(share * total_steps)"
                 )
         self.at = None if at is None else dict(sorted(at.items()))
 
@@ -146,8 +146,8 @@ class Schedule:
             return dict(self.at)
         if total_steps is None:
             raise UsageError(
-                "say how long the run is, so that blocks wake in time: Deepen(..., total_steps=N), "
-                "or when they do: at={step: blocks}"
+                "the schedule needs the length of the run; write Deepen(..., total_steps=N), or "
+                "at={step: blocks}"
             )
         stages = []
         while (deeper := double(awake)) != awake:
@@ -166,7 +166,7 @@ class Schedule:
         double: Callable[[Mapping[str, int]], Mapping[str, int]],
         resolve: Callable[[Decision, Mapping[str, int]], Mapping[str, int]],
     ) -> int:
-        """Return how many steps a budget of FLOPs buys, by what a step costs with blocks awake."""
+        """Return the number of steps within a budget of FLOPs; `per_step` gives their cost."""
 
         def cost(steps: int) -> float:
             spent, awake, last = 0.0, start, 0
@@ -183,20 +183,20 @@ class Schedule:
 
 
 class Plateau:
-    """Doubles when the loss of the last windows is hardly below that of the windows before.
+    """Doubles when the loss of the last windows is hardly lower than that of the ones before.
 
     Args:
-        windows: number of windows, each 1 % of the run, that are compared with as many before.
-        least: relative gain from the ones to the others below which blocks are woken.
+        windows: number of windows, each 1 % of the run, to compare with as many before them.
+        least: relative fall of the loss between both below which blocks wake.
     """
 
     def __init__(self, windows: int = 5, least: float = 0.01) -> None:
-        """Choose how patient to be."""
+        """Choose the windows and the fall."""
         self._windows = windows
         self._least = least
 
     def __call__(self, progress: Progress) -> Decision:
-        """Return twice the blocks on a plateau, and at the latest at 60 % of the run."""
+        """Return twice the blocks on a plateau; all are awake by 60 % of the run."""
         if _is_due(progress):
             return progress.doubled
         if progress.windows_since_growth < 2 * self._windows:
@@ -208,22 +208,22 @@ class Plateau:
 
 
 class Slope:
-    """Doubles when a FLOP buys so much less than it did that a deeper network's would buy more.
+    """Doubles when a doubled network would likely lower the loss more per FLOP.
 
-    What a FLOP buys is the fall of the loss over the FLOPs spent on it. A doubled network starts
-    afresh, and its step costs more: so blocks are woken when a FLOP buys less of what it bought
-    when these blocks were new than the share that a step costs now of a step then.
+    The rule expects a doubled network to learn as fast per step as this one did just after its
+    blocks woke. It doubles when the fall of the loss per FLOP, now over then, is below the cost of
+    a step now over that of a step after doubling.
 
     Args:
         windows: number of windows, each 1 % of the run, over which a fall is measured.
     """
 
     def __init__(self, windows: int = 4) -> None:
-        """Choose how patient to be."""
+        """Choose the windows."""
         self._windows = windows
 
     def __call__(self, progress: Progress) -> Decision:
-        """Return twice the blocks when that pays, and at the latest at 60 % of the run."""
+        """Return twice the blocks when that pays; all are awake by 60 % of the run."""
         if _is_due(progress):
             return progress.doubled
         since, each = progress.windows_since_growth, self._windows
@@ -235,7 +235,7 @@ class Slope:
         return progress.doubled if now <= share * max(new, 0.0) else None
 
     def _bought(self, losses: Sequence[tuple[float, float]]) -> float:
-        """Return the fall of the loss per FLOP from the first half of these windows to the last."""
+        """Return the fall of the loss per FLOP between the halves of these windows."""
         each = self._windows
         (before, high), (after, low) = (
             (fmean(flops for flops, _ in half), fmean(loss for _, loss in half))
@@ -245,7 +245,7 @@ class Slope:
 
 
 def _is_due(progress: Progress) -> bool:
-    """Return whether blocks must wake now, so that all are awake at 60 % of the run."""
+    """Return whether blocks must wake now, so that all are awake by 60 % of the run."""
     assert progress.total_steps is not None
     doublings = max(
         math.ceil(math.log2(blocks / progress.awake[name]))
@@ -259,28 +259,30 @@ RULES: dict[str, Callable[[], Any]] = {"schedule": Schedule, "plateau": Plateau,
 
 
 def make_rule(controller: str | DepthController, at: Mapping[int, Decision] | None) -> Any:
-    """Return the rule of this name, or a controller of the caller's own."""
+    """Return the rule of this name, or the user's own controller."""
     if at is not None and controller != "schedule":
-        raise UsageError("at= is for controller='schedule'; another controller decides by itself")
+        raise UsageError(
+            f"at= needs controller='schedule', got {controller!r}; leave out one of them"
+        )
     if controller == "schedule":
         return Schedule(at)
     if isinstance(controller, str):
         if controller not in RULES:
-            raise unknown_name("controller of depth", controller, RULES)
+            raise unknown_name("depth controller", controller, RULES)
         return RULES[controller]()
     if not callable(controller):
         raise UsageError(
-            "a controller of depth is called with the progress and returns the number of blocks to "
-            f"be awake or None; got a {type(controller).__name__}"
+            "a depth controller is a function from a Progress to the number of blocks awake, got a "
+            f"{type(controller).__name__}"
         )
     return controller
 
 
-# ---- DeepenConfig: how `esper.grow` deepens a network
+# ---- Settings of `esper.grow(deepen=...)`
 
 
 Blocks = int | tuple[tuple[str, int], ...]
-"""Blocks awake: in every stack, or (stack, blocks) by stack."""
+"""Number of blocks awake: in every stack, or (stack, blocks) by stack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,29 +291,32 @@ class DeepenConfig(Config):
 
     start: Blocks | None = option(
         None,
-        "Blocks awake at first, in every stack or by stack; if empty a quarter, or as many as the "
+        "Blocks awake at first, in every stack or by stack; empty: a quarter, or as many as the "
         "weights have.",
     )
     at: tuple[tuple[int | float, Blocks], ...] | None = option(
         None,
-        "{when: blocks} for the schedule; when is a step, from 1, or a share of the run, as in "
-        "{0.2: 6, 0.4: 12}. If empty, blocks double until all are awake, last at 40 % of the run.",
+        "{when: blocks} for the schedule, where `when` is a step from 1 or a share of the run, as "
+        "in {0.2: 6, 0.4: 12}. Empty: blocks double, the last time at 40 % of the run.",
     )
     controller: str | DepthController = option(
-        "schedule", "Who decides when blocks wake: schedule, plateau, slope; in Python a function."
+        "schedule",
+        "Who decides when blocks wake: schedule, plateau, slope, or in Python a function.",
     )
-    order: Order = option("stack", "Of copies: a b c a b c (stack) or a a b b c c (interleave).")
+    order: Order = option(
+        "stack", "Copies in the order a b c a b c (stack) or a a b b c c (interleave)."
+    )
     stacks: tuple[str, ...] = option(
-        (), "Names of the stacks, as esper.find_stacks gives them; all that are found if empty."
+        (), "Names of the stacks, as esper.find_stacks gives them; empty: all."
     )
     weights: str | dict | None = option(  # type: ignore[type-arg]
         None,
-        "State of a finished network with `start` blocks to go on from: a file, or the folder of a "
-        "run; in Python a state_dict too.",
+        "Weights of a finished network with `start` blocks: a file or a run folder, or in Python a "
+        "state_dict.",
     )
 
     def __post_init__(self) -> None:
-        """Take mappings as people write them, and check what no type can say."""
+        """Convert mappings to tuples, and check the range of `at`."""
         for name, value in (("start", _pairs(self.start)), ("at", _moments(self.at))):
             object.__setattr__(self, name, value)
         if isinstance(self.stacks, str):
@@ -324,13 +329,13 @@ class DeepenConfig(Config):
         for when, _ in self.at or ():
             if not (when >= 1 if isinstance(when, int) else 0.0 < when < 1.0):
                 raise ConfigError(
-                    f"DeepenConfig.at has {when!r}; name a step, a whole number from 1, or a share "
-                    "of the run between 0 and 1, as in {0.2: 6, 0.4: 12}"
+                    f"DeepenConfig.at has {when!r}; write a step (1 or more) or a share of the run "
+                    "(between 0 and 1), as in {0.2: 6, 0.4: 12}"
                 )
 
     @classmethod
     def of(cls, asked: bool | Mapping[str, Any] | DeepenConfig | None) -> DeepenConfig | None:
-        """Return the settings that `deepen=` stands for; None where nothing is deepened."""
+        """Return the settings for a value of `deepen=`; None if nothing is deepened."""
         if asked is None or asked is False:
             return None
         if isinstance(asked, cls):
@@ -338,13 +343,13 @@ class DeepenConfig(Config):
         if asked is True or isinstance(asked, Mapping):
             return cls.from_mapping({} if asked is True else asked)
         raise UsageError(
-            "deepen= takes True, a mapping such as {'start': 3} or a DeepenConfig, got "
+            "deepen= takes True, a mapping such as {'start': 3}, or a DeepenConfig, got "
             f"{type(asked).__name__}"
         )
 
     @property
     def rule(self) -> str:
-        """The name of who decides."""
+        """Name of the controller."""
         if isinstance(self.controller, str):
             return self.controller
         return str(getattr(self.controller, "__qualname__", type(self.controller).__qualname__))
@@ -359,15 +364,15 @@ class DeepenConfig(Config):
         }
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain data; of a function its name, and of a state_dict how large it is."""
-        told = {**super().to_mapping(), "controller": self.rule}
+        """Return plain data: a function by its name, a state_dict by its size."""
+        plain = {**super().to_mapping(), "controller": self.rule}
         if isinstance(self.weights, dict):
-            told["weights"] = f"a state_dict of {len(self.weights)} entries"
-        return told
+            plain["weights"] = f"a state_dict of {len(self.weights)} entries"
+        return plain
 
 
 def as_decision(blocks: Blocks | None) -> Decision:
-    """Return blocks in the form in which `Deepen` takes them."""
+    """Return blocks in the form that `Deepen` takes."""
     return dict(blocks) if isinstance(blocks, tuple) else blocks
 
 
@@ -376,7 +381,7 @@ def _pairs(blocks: Any) -> Any:
 
 
 def _moments(at: Any) -> Any:
-    """Return {when: blocks} as pairs in their order; what is no such thing is left to the check."""
+    """Return {when: blocks} as pairs in order; other values are left to the type check."""
     pairs = at.items() if isinstance(at, Mapping) else at
     if not isinstance(at, Mapping | list | tuple) or not all(_is_pair(pair) for pair in pairs):
         return at

@@ -19,21 +19,21 @@ from esper.kasmina.slots.probe import call_arguments, shapes_of, tensors_in
 from esper.leyline.errors import UsageError, describe_exception
 from esper.utils.randomness import drawing
 
-# ---- Which blocks of a list are alike, and in which period their kinds repeat
+# ---- Equal blocks of a list, and the period in which their kinds repeat
 
 
 Fingerprint = tuple[Any, ...]
 
 
 def runs(prints: list[Fingerprint], first: int, last: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, stop, period) of the longest runs of like blocks within a range."""
+    """Yield (start, stop, period) of the longest runs of equal blocks within a range."""
     best = (0, 0, 0)
     for period in range(1, (last - first) // 2 + 1):
         start = first
         for index in range(first, last):
             if index + period >= last or prints[index] != prints[index + period]:
                 stop = index + period
-                # The longest run; of equally long ones that with the shortest period.
+                # The longest run; of equally long ones the shortest period.
                 if stop - start >= 2 * period and stop - start > best[1] - best[0]:
                     best = (start, min(stop, last), period)
                 start = index + 1
@@ -44,7 +44,7 @@ def runs(prints: list[Fingerprint], first: int, last: int) -> Iterator[tuple[int
 
 
 def fingerprints(blocks: list[nn.Module]) -> list[Fingerprint]:
-    """Return what makes blocks alike: class, shapes, and all settings but those that count up."""
+    """Return what equal blocks share: class, shapes, and settings that do not count up."""
     settings = [_settings(block) for block in blocks]
     counting = {
         kind: _counting([(i, settings[i]) for i, one in enumerate(blocks) if type(one) is kind])
@@ -62,9 +62,9 @@ def fingerprints(blocks: list[nn.Module]) -> list[Fingerprint]:
 
 
 def _counting(settings: list[tuple[int, dict[str, Any]]]) -> set[str]:
-    """Return the settings that number the blocks, or rise or fall evenly like rates of drop path.
+    """Return the settings that number the blocks, or rise or fall, such as rates of drop path.
 
-    The first block may be another one than the rest.
+    The first block may differ from the rest.
     """
     found = set()
     for some in (settings, settings[1:]):
@@ -83,7 +83,7 @@ def _counting(settings: list[tuple[int, dict[str, Any]]]) -> set[str]:
 
 
 def _settings(block: nn.Module) -> dict[str, Any]:
-    """Return the plain attributes of a block and of all within it, by their paths."""
+    """Return the plain attributes of a block and its submodules, by path."""
     return {
         f"{path}.{name}" if path else name: value
         for path, module in block.named_modules()
@@ -93,7 +93,7 @@ def _settings(block: nn.Module) -> dict[str, Any]:
 
 
 def difference(names: list[str], blocks: list[nn.Module]) -> str:
-    """Say in what two blocks of one class differ that follow one another."""
+    """Return how two successive blocks of one class differ."""
     prints = fingerprints(blocks)
     for index, (one, other) in enumerate(pairwise(prints)):
         if one == other or one[0] is not other[0]:
@@ -109,38 +109,38 @@ def difference(names: list[str], blocks: list[nn.Module]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A run of blocks in one `ModuleList` or `Sequential`, each fed with the output of the last."""
+    """A run of blocks in one `ModuleList` or `Sequential`, each called on the last one's output."""
 
     name: str
-    """Name of the list in the model; with the range of its blocks where one list has two runs."""
+    """Name of the list in the model, with the range of blocks if a list has two runs."""
     blocks: tuple[str, ...]
     """Names of the blocks in the model."""
     period: int
-    """Number of blocks after which their kinds repeat: 1, or 2 where two kinds alternate."""
+    """Number of blocks after which their kinds repeat: 2 if two kinds alternate."""
     output: Output
-    """What a block returns while it sleeps."""
+    """The output of a sleeping block."""
 
     @property
     def container(self) -> str:
-        """Name of the list that holds the blocks; empty where that is the model itself."""
+        """Name of the list that holds the blocks; empty if that is the model itself."""
         return self.blocks[0].rpartition(".")[0]
 
 
 @dataclass(slots=True)
 class Found:
-    """The stacks of a model, and why other lists of blocks are none."""
+    """The stacks of a model, and why other lists of blocks are not stacks."""
 
     stacks: dict[str, Stack] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def choose(self, names: str | Sequence[str]) -> dict[str, Stack]:
-        """Return the stacks of these names, or all of them for 'auto'; refuse what is none."""
+        """Return the stacks of these names, or all for 'auto'; refuse other names."""
         if names == "auto":
             if not self.stacks:
                 why = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
                 raise UsageError(
-                    "found no stack of blocks that could be deepened; blocks of one class and "
-                    "shape must follow one another in an nn.ModuleList or nn.Sequential"
+                    "the model has no stack that can be deepened; Deepen needs blocks of one class "
+                    "and shape in a row in an nn.ModuleList or nn.Sequential"
                     + (f" ({why})" if why else "")
                 )
             return dict(self.stacks)
@@ -148,7 +148,7 @@ class Found:
         for name in chosen:
             if name not in self.stacks:
                 known = ", ".join(self.stacks) or "none"
-                reason = self.reasons.get(name, "no list of like blocks has this name")
+                reason = self.reasons.get(name, "no list of equal blocks has this name")
                 raise UsageError(f"{name!r} cannot be deepened: {reason}; stacks found: {known}")
         return {name: self.stacks[name] for name in chosen}
 
@@ -156,12 +156,12 @@ class Found:
 def find_stacks(model: nn.Module, example: Any) -> dict[str, int]:
     """Return the stacks of a model that can be deepened, with their numbers of blocks.
 
-    The model is run once on the example. A stack is a run of blocks of one class and shape in an
-    `nn.ModuleList` or `nn.Sequential`; each is called once, its input is the output of the block
-    before it, and it has a residual path.
+    It runs the model once on the example. A stack is a run of blocks of one class and shape in an
+    `nn.ModuleList` or `nn.Sequential`. Each is called once, on the output of the block before it,
+    and has a residual path.
 
     Args:
-        model: the network that is finally wanted.
+        model: the network at its final size.
         example: one batch: a tensor, a tuple of arguments or a dict of them.
     """
     found = find_by_example(model, example)
@@ -169,42 +169,42 @@ def find_stacks(model: nn.Module, example: Any) -> dict[str, int]:
 
 
 def find_by_example(model: nn.Module, example: Any) -> Found:
-    """Find stacks as `find` does; refuse an example that the model cannot take."""
+    """Find stacks on an example; refuse one that the model cannot take."""
     args, kwargs = call_arguments(example)
     try:
         return find(model, args, kwargs)
     except Exception as error:
         raise UsageError(
             f"the model cannot take the example {shapes_of(example)}: "
-            f"{describe_exception(error)}; give one batch as the model is called with it"
+            f"{describe_exception(error)}; give one batch of its inputs"
         ) from error
 
 
 def find(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], path: str = ""
 ) -> Found:
-    """Run a model once, and say which of its lists are stacks and why others are not.
+    """Run a model once, and find which of its lists are stacks and why others are not.
 
-    Where it is a part of another one, `path` is its name there, and names are those in the whole.
+    If it is part of another model, `path` is its name there, and names are those in the whole.
     """
     lists = {name: _children(name, one) for name, one in block_lists(model, path)}
     blocks = {name: block for children in lists.values() for name, block in children.items()}
     found = Found()
     device = next((one.device for one in tensors_in((args, kwargs))), torch.device("cpu"))
-    # What a model says about being tried without gradients is not for its owner.
+    # Warnings about a pass without gradients would only confuse the user.
     with torch.no_grad(), drawing(device, "stacks"), _buffers_kept(model), catch_warnings():
         simplefilter("ignore")
         calls = watch(model, blocks, args, kwargs)
         for container, children in lists.items():
-            # What is inside a block of a stack sleeps and wakes with it.
-            inside = (f"{name}." for stack in found.stacks.values() for name in stack.blocks)
-            if not any(f"{container}.".startswith(block) for block in inside):
+            # Lists inside a block of a stack sleep and wake with it.
+            prefixes = (f"{name}." for stack in found.stacks.values() for name in stack.blocks)
+            if not any(f"{container}.".startswith(prefix) for prefix in prefixes):
                 _find_in(container, children, calls, found)
     return found
 
 
 def block_lists(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the lists of a model in which blocks may follow one another, outermost first."""
+    """Yield the lists of modules in a model, outermost first."""
     for name, module in model.named_modules(prefix=path):
         if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
             yield name, module
@@ -238,7 +238,7 @@ def _find_in(
             if isinstance(output, str):
                 reasons.append(output)
             elif lacking := _without_residual(run[:period], children, calls, output):
-                reasons.append(f"{lacking} has no residual path, so a copy of it would not fit")
+                reasons.append(f"{lacking} has no residual path, which a copy needs")
             else:
                 stacks.append((run, period, output))
     if not stacks:
@@ -257,7 +257,7 @@ def _without_residual(
     calls: Mapping[str, list[Call]],
     output: Output,
 ) -> str | None:
-    """Return the first of these blocks that has no residual path."""
+    """Return the first of these blocks without a residual path."""
     for name in names:
         call = calls[name][0]
         made = [part for part in call.parts if isinstance(part, Tensor)]
@@ -277,14 +277,14 @@ def _linked(
     calls: Mapping[str, list[Call]],
     reasons: list[str],
 ) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of blocks that are called once, each on the output of the one before."""
+    """Yield the ranges of blocks that are called once, each on the last one's output."""
     owners = Counter(id(parameter) for block in blocks for parameter in block.parameters())
 
     def is_link(index: int) -> bool:
         name, after = names[index], names[index + 1]
         for one, block in ((name, blocks[index]), (after, blocks[index + 1])):
             if any(owners[id(parameter)] > 1 for parameter in block.parameters()):
-                reasons.append(f"{one} is tied: it shares parameters with another block")
+                reasons.append(f"{one} shares parameters with another block")
                 return False
             if len(calls[one]) != 1:
                 reasons.append(f"{one} is called {len(calls[one])} times in a pass, not once")
@@ -306,7 +306,7 @@ def _linked(
 
 @contextmanager
 def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Put the buffers of a model back: running statistics, counters."""
+    """Restore the buffers of a model (running statistics, counters) after the block."""
     kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
