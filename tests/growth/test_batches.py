@@ -36,7 +36,7 @@ def test_batches_are_pairs_several_inputs_or_dicts_with_labels() -> None:
         ((X,), "got a tuple of 1"),
         ({"x": X}, "exactly one of labels, label, targets, target, y, but has x"),
         ({"labels": Y, "y": Y}, "exactly one of labels"),
-        ({}, "got nothing"),
+        ({}, "but has nothing"),
     ],
 )
 def test_other_batches_are_refused_in_one_line(batch: Any, words: str) -> None:
@@ -98,7 +98,7 @@ def test_an_iterator_ends_and_cannot_be_resumed() -> None:
     assert [list(windows), list(windows), list(windows)] == [[0, 1], [2], []]
     with pytest.raises(UsageError, match="cannot be resumed"):
         Windows(iter(range(3)), 2).set_epoch(2)
-    with pytest.raises(UsageError, match="at least 1 step"):
+    with pytest.raises(UsageError, match="decide_every must be at least 1"):
         Windows([], 0)
 
 
