@@ -298,7 +298,7 @@ class GrowthLoop:
             "static_warning": static_warning(
                 self.history,
                 summary,
-                val_gain and astuple(val_gain),
+                None if val_gain is None else astuple(val_gain),
                 astuple(contributions.all_off),
             ),
             "val_gain": val_gain,

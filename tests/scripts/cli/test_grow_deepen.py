@@ -121,7 +121,7 @@ def test_a_model_of_ones_own_is_deepened_and_then_deepened_further(command: Comm
         (("--deepen", "--controller", "random"), "controller is for seeds"),
         (("--deepen", "--max-growth", "2"), "max_growth is for seeds"),
         (("--deepen-start", "9"), "9 blocks cannot be awake; there are only 4 in layers"),
-        (("--deepen", "--set", "growth.deepen.at={2.5: 3}"), "a share of the run between 0 and 1"),
+        (("--deepen", "--set", "growth.deepen.at={2.5: 3}"), "between 0 and 1"),
         (
             ("--deepen", "--set", "growth.deepen.order=mixed"),
             "must be one of 'stack', 'interleave'",

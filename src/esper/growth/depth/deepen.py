@@ -223,7 +223,6 @@ class Deepen:
         self._check_found("steps_for")
         if not isinstance(self._rule, Schedule):
             raise UsageError("steps_for(flops) needs a fixed schedule; write controller='schedule'")
-
         return self._rule.steps_for(
             flops,
             self._start,
@@ -396,9 +395,8 @@ class Deepen:
         for copy in self._networks[1:]:
             unhook(copy)
         self._sleeping = SleepingStacks(self._networks, self._stacks, self._processes)
-        wanted = self._wanted_start
-        if wanted is None:
-            wanted = a_share(self._stacks, START)
+        start = self._wanted_start
+        wanted = a_share(self._stacks, START) if start is None else start
         self._start = resolve(self._stacks, wanted, {})
         if isinstance(self._rule, Schedule) and self._rule.at is not None:
             awake = self._start
