@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: setup ## grow narrow networks on the embedded digits, compare with waiting and with static ones
+demo: setup ## two minutes: a small GPT that grows, against static ones at equal compute
 	$(BIN)/esper demo
 
 check: setup ## lint, format, types, import contracts, the shape of the tree and its size

@@ -1,76 +1,138 @@
-"""What `esper demo` measures, under several instruction sets: the figures that the README tells.
+"""What `esper demo` measures, over seeds, learning rates and instruction sets.
 
-Its networks are grown and compared as the demo does it, without its picture and its report.
+The networks are trained as the demo trains them, without its picture and its report. A file of
+results (`--out`) goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.pool import add_sets_option, run_under
-from benchmarks.table import print_table, told_range
-
-if TYPE_CHECKING:
-    from esper.lab.tasks.dataset import TaskData
-    from esper.lab.tasks.task import Task
-    from esper.leyline.records import RunSummary
+from benchmarks.pool import add_sets_option, run_all
+from benchmarks.table import print_table
+from tools.instruction_sets import INSTRUCTION_SETS, available
 
 SEEDS = 5
+Job = tuple[int, int, float | None]
+"""Which network, its seed, and its learning rate where it is not the demo's."""
 
 
-def grow_all() -> tuple[Task, TaskData, list[RunSummary]]:
-    """Grow the networks of the demo, each beside its twin."""
-    from esper.lab.proof.arm import grow_once
-    from esper.lab.tasks import get_task
-    from esper.scripts.cli.demo import CONTROLLER, FIRST_SEED, TASK
+def measure(job: Job, name: str = "", out: str | None = None, compute: float = 1.0) -> Any:
+    """Train one network of the demo; write and return what came of it."""
+    from dataclasses import replace
 
-    task = get_task(TASK)
-    data = task.load()
-    chosen = range(FIRST_SEED, FIRST_SEED + SEEDS)
-    return task, data, [grow_once(task, data, seed, CONTROLLER) for seed in chosen]
+    from esper.scripts.cli.demo import ARMS
+    from esper.scripts.cli.demo_networks import train_arm
+
+    number, seed, rate = job
+    arm = ARMS[number] if rate is None else replace(ARMS[number], learning_rate=rate)
+    _, outcome = train_arm(arm, seed, compute, lambda point: True)
+    found = {
+        "set": name,
+        "network": arm.name,
+        "seed": seed,
+        "rate": arm.learning_rate,
+        "compute": compute,
+        "steps": outcome.steps,
+        "flops": outcome.curve[-1].flops,
+        "parameters": outcome.parameters,
+        "cpu_s": round(outcome.cpu_s, 1),
+        "test_loss": outcome.test_loss,
+    }
+    if out is not None:
+        with open(out, "a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
+    return found
 
 
-def measure(_: int) -> dict[str, Any]:
-    """Return twin, grown and static networks of the demo."""
-    from esper.lab.proof.arm import compare
+def gains_of(results: Sequence[dict[str, Any]]) -> list[float]:
+    """Return by how many percent the grown network is below the best static one, by set and seed.
 
-    task, data, grown = grow_all()
-    twin, tended, static = (asdict(arm) for arm in compare(task, grown, data))
-    return {"twin": twin, "grown": tended, "static": static}
+    Positive is better. The best static network is chosen anew for each of them.
+    """
+    runs: dict[tuple[str, int], dict[str, float]] = {}
+    for one in results:
+        losses = runs.setdefault((one["set"], one["seed"]), {})
+        losses[one["network"]] = one["test_loss"]
+    gains = []
+    for losses in runs.values():
+        grown = [loss for name, loss in losses.items() if name.startswith("grown")]
+        static = [loss for name, loss in losses.items() if not name.startswith("grown")]
+        if grown and len(static) > 1:
+            gains.append(100.0 * (1.0 - grown[0] / min(static)))
+    return gains
 
 
-def gains_of(result: dict[str, Any]) -> list[float]:
-    """Return the gain over the twin of every pair."""
-    pairs = zip(result["grown"]["test"], result["twin"]["test"], strict=True)
-    return [grown - twin for grown, twin in pairs]
+def summarize(results: Sequence[dict[str, Any]]) -> None:
+    """Print medians over seeds, and what growing gains."""
+    cells: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
+    for one in results:
+        cells.setdefault((one["set"], one["network"], one["rate"]), []).append(one)
+    rows = [
+        [
+            name,
+            network,
+            f"{rate:g}",
+            str(len(own)),
+            f"{median(one['test_loss'] for one in own):.4f}",
+            f"{min(one['test_loss'] for one in own):.4f} to "
+            f"{max(one['test_loss'] for one in own):.4f}",
+            f"{own[0]['flops']:.3g}",
+            f"{median(one['cpu_s'] for one in own):.0f}",
+        ]
+        for (name, network, rate), own in cells.items()
+    ]
+    columns = ["set", "network", "rate", "seeds", "median", "test loss", "FLOPs", "CPU s"]
+    print_table(columns, rows)
+    if gains := gains_of(results):
+        told = f"{sum(gain > 0 for gain in gains)} of {len(gains)} runs"
+        print(
+            f"\ntest loss below the best static network: {median(gains):+.1f} % in the median "
+            f"({min(gains):+.1f} to {max(gains):+.1f}), ahead in {told}"
+        )
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks demo", description=__doc__)
     add_sets_option(parser)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="K")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", metavar="R", help="learning rates instead of the demo's"
+    )
+    parser.add_argument("--compute", type=float, default=1.0, metavar="X")
+    parser.add_argument("--out", metavar="FILE", help="JSON lines of results, to go on with")
+    parser.add_argument("--summary", action="store_true", help="only print what --out holds")
     options = parser.parse_args(arguments)
-    found = run_under(options.sets, measure, [0], 1)
-    results = {name: own[0] for name, own in found.items()}
-    if options.json:
-        print(json.dumps(results, indent=2))
-        return 0
-    rows = [
-        [
-            name,
-            arm["name"],
-            f"{median(arm['test']):.2f}",
-            f"{min(arm['test']):.2f} to {max(arm['test']):.2f}",
-            f"{arm['parameters']:,}",
-            f"{arm['flops']:,}",
-        ]
-        for name, result in results.items()
-        for arm in result.values()
-    ]
-    print_table(["set", "", "median", "test accuracy", "parameters", "FLOPs"], rows)
-    print(f"\n{told_range([gain for result in results.values() for gain in gains_of(result)])}")
+    results = _read(options.out)
+    if not options.summary:
+        rates = options.rates or [None]
+        jobs = [(arm, seed, r) for seed in range(options.seeds) for r in rates for arm in range(3)]
+        sets = ["as it is"] if options.sets is None else options.sets or available()
+        for name in sets:
+            done = [one for one in results if one["set"] == name]
+            todo = [job for job in jobs if not _is_done(job, done, options.compute)]
+            work = partial(measure, name=name, out=options.out, compute=options.compute)
+            results += run_all(work, todo, 1, INSTRUCTION_SETS.get(name))
+    summarize(results)
     return 0
+
+
+def _read(path: str | None) -> list[dict[str, Any]]:
+    if path is None or not Path(path).exists():
+        return []
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def _is_done(job: Job, done: Sequence[dict[str, Any]], compute: float) -> bool:
+    from esper.scripts.cli.demo import ARMS
+
+    number, seed, rate = job
+    arm = ARMS[number]
+    wanted = (arm.name, seed, arm.learning_rate if rate is None else rate, compute)
+    return any((one["network"], one["seed"], one["rate"], one["compute"]) == wanted for one in done)

@@ -36,10 +36,10 @@ def test_the_tutorial_gains_what_it_claims() -> None:
     check(gains, claimed_range(TUTORIAL, "random seeds 0 to 4"))
 
 
-def test_the_demo_gains_what_the_readme_claims() -> None:
-    _, _, grown = demo.grow_all()
-    gains = [summary.test_score - summary.twin_test_score for summary in grown]  # type: ignore[operator]
-    check(gains, claimed_range(section(README, "Two commands")))
+def test_the_grown_network_of_the_demo_is_ahead_at_equal_compute() -> None:
+    results = [demo.measure((arm, 0, None)) for arm in range(3)]
+    (gain,) = demo.gains_of(results)
+    assert gain > 0.0, results
 
 
 def test_growing_by_the_heuristic_pays_as_the_readme_claims() -> None:

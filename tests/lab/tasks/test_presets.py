@@ -20,7 +20,6 @@ from tests.lab.tasks.conftest import write_cifar_python, write_idx
 PARAMETERS = {
     "digits": 1_030,
     "digits_mlp": 1_850,
-    "digits_narrow": 312,
     "digits_residual": 2_366,
     "digits_deep": 1_774,
     "fashion": 3_778,

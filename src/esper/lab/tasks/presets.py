@@ -204,14 +204,6 @@ class Digits(Task):
         return read_digits() if data_path is None else open_data(data_path)
 
 
-@register_task("digits_narrow")
-class DigitsNarrow(Digits):
-    """Embedded 8x8 digits with a conv host that begins too narrow, at its tuned rate: the demo."""
-
-    # Chosen by `python -m benchmarks digits_narrow`; research/log.md lists the alternatives.
-    defaults = _digits_cnn((2, 2, 8))
-
-
 @register_task("digits_mlp")
 class DigitsMlp(Digits):
     """Embedded 8x8 digits with a fully connected host of about 2 k parameters."""

@@ -1,182 +1,353 @@
-"""`esper demo`: grow small networks on embedded data and compare them with static ones.
-
-The first network is shown while it grows. Each grown network is compared with its twin, which never
-grows, and with static networks of the same final size.
-"""
+"""`esper demo`: two minutes; a small GPT that grows, beside two that do not, at equal compute."""
 
 from __future__ import annotations
 
 import argparse
-import shlex
+import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from esper.leyline.errors import UsageError
+from rich.console import Console
+from rich.table import Table
+
+from esper.leyline.errors import EsperError, UsageError
+from esper.nissa.recorded import INTERRUPTED, stop_signals
 from esper.scripts.cli.main import Parser
 from esper.scripts.cli.output import (
+    LiveView,
     err_console,
     new_table,
     out_console,
     print_json,
     print_line,
     safe,
+    sparkline,
 )
-from esper.utils.settings import changed_settings
+from esper.utils.files import atomic_write_bytes
 
-if TYPE_CHECKING:
-    from esper.growth.config import GrowthConfig
-    from esper.lab.proof.arm import Standing
-    from esper.leyline.records import RunSummary
+BUDGET = 1.2e12
+"""Training FLOPs of every network: less than a minute on one core."""
+PROMPT = "def "
+"""What every network is asked to go on from."""
+PICTURE = "depth.svg"
+REPORT = "report.html"
 
 
-TASK = "digits_narrow"
-"""What is grown."""
-CONTROLLER = "heuristic"
-"""Who decides."""
-FIRST_SEED = 10
-"""Random seeds below this one were used to choose the task."""
-PICTURE = "growth.svg"
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One of the networks that are compared."""
+
+    name: str
+    start: int
+    """Blocks that are awake at first."""
+    blocks: int
+    learning_rate: float
+    """The best of those that `python -m benchmarks demo --rates` tries."""
+
+
+ARMS = (
+    Arm("static, 2 blocks", start=2, blocks=2, learning_rate=0.003),
+    Arm("static, 4 blocks", start=4, blocks=4, learning_rate=0.004),
+    Arm("grown 1→2→4 blocks", start=1, blocks=4, learning_rate=0.004),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A network after some of its training."""
+
+    share: float
+    """How much of its training is done, 0 to 1."""
+    flops: float
+    """Training FLOPs spent."""
+    blocks: int
+    """Blocks awake."""
+    loss: float
+    """Validation loss, in nats per byte."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a network; without a test loss it was stopped before it could be tested."""
+
+    name: str
+    curve: list[Point] = field(default_factory=list)
+    parameters: int = 0
+    steps: int = 0
+    cpu_s: float = 0.0
+    test_loss: float | None = None
+    text: str = ""
+    report: str = ""
+    """Where the report was written; only the network that grows has one."""
+    problem: str = ""
+    """Why it could not be written."""
+
+
+Outcomes = Mapping[str, Outcome]
+"""What came of every network, by its name; static ones first."""
+
 
 _EXAMPLES = """\
 examples:
   esper demo
-  esper demo --seeds 2 --epochs 30              a shorter one
-  esper report runs/demo                        the report of the first network again
+  esper demo --compute 2                        twice as long; growing saves more then
 """
 
 
 def set_up(parser: Parser) -> None:
     """Add the description, examples and options of the command."""
     parser.description = (
-        f"Grow narrow networks on the embedded digits (task {TASK}, controller {CONTROLLER}) and "
-        "compare each with its twin, which never grows, and with static networks of the same final "
-        "size. Takes about two minutes on a CPU."
+        "Train three small GPTs on the sources of Python's own library, with equal compute: static "
+        "ones of 2 and of 4 blocks, and one that grows from 1 block to 2 and to 4. Takes about two "
+        "minutes on two cores."
     )
     parser.epilog = _EXAMPLES
     parser.add_argument(
-        "--out", default="runs/demo", metavar="RUN", help="run folder of the first network"
+        "--out", default="runs/demo", metavar="FOLDER", help="folder for picture and report"
     )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of all networks")
     parser.add_argument(
-        "--seed", type=int, default=FIRST_SEED, metavar="S", help="random seed of the first network"
+        "--compute",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help=f"training compute of each network, in multiples of {BUDGET:.3g} FLOPs",
     )
-    parser.add_argument("--seeds", type=int, default=5, metavar="K", help="networks to grow")
-    parser.add_argument("--epochs", type=int, metavar="E", help="epochs (default: the task's)")
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
-    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run, needs_no_torch=True)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
-    from esper.lab.proof.arm import compare, grow_once, settings_of
-    from esper.lab.tasks import get_task
+    """Train, compare and print."""
+    from esper.scripts.cli.demo_picture import draw_front
 
-    if options.seeds < 1:
-        raise UsageError(f"--seeds must be at least 1, got {options.seeds}")
-    changes = {} if options.epochs is None else {"horizon": options.epochs}
-    task = get_task(TASK, **changes)
-    # Refuse a seed that is out of range before a folder is created.
-    settings_of(task, options.seed + options.seeds - 1)
-    data = task.load()
-    started = time.process_time()
-    console = err_console()
-    settings = settings_of(task, options.seed)
-    first, document = grow_live(options, settings)
-    grown = [first]
-    for seed in range(options.seed + 1, options.seed + options.seeds):
-        console.print(f"growing a network with seed {seed}")
-        grown.append(grow_once(task, data, seed, CONTROLLER))
-    console.print("training static networks of the same size, each at four learning rates")
-    arms = compare(task, grown, data)
-    seconds = time.process_time() - started
-    if options.json:
-        print_json({**document, "cpu_s": seconds, "arms": [asdict(arm) for arm in arms]})
-        return 0
-    print_arms(arms, grown)
-    out = out_console()
-    print_line(out, f"picture: {document['picture']}")
-    print_line(out, f"report:  {document['report']}")
-    print_line(out, f"the first of them by hand: {by_hand(settings)}")
-    out.print(f"done in {seconds:.0f} s of CPU time")
-    return 0
-
-
-def grow_live(options: argparse.Namespace, growth: Any) -> tuple[RunSummary, dict[str, Any]]:
-    """Grow the first network into its folder, and show it while it grows."""
-    from esper.growth.grow import carry_out
-    from esper.lab.tasks.request import GrowSettings
-    from esper.scripts.cli.views import GrowthView
-
-    title = f"growing {TASK} ({CONTROLLER}, seed {options.seed})"
-
-    @contextmanager
-    def watch(_: Any) -> Iterator[Any]:
-        with GrowthView(err_console(), growth.epochs, 0, title=title) as view:
-            yield view.show
-
-    grown, document = carry_out(
-        GrowSettings(task=TASK, controller=CONTROLLER, growth=growth).request(),
-        options.out,
-        watch=watch,
-        overwrite=True,
-        command=f"esper {shlex.join(options.arguments)}",
-    )
-    picture = Path(options.out) / PICTURE
-    grown.plot(picture)
-    return grown.summary, {**document, "picture": str(picture)}
-
-
-def by_hand(growth: GrowthConfig) -> str:
-    """Return the `esper grow` command that repeats a network of the demo."""
-    from esper.lab.tasks.request import growth_of
-
-    usual = growth_of(TASK)
-    given = ["--task", TASK, "--controller", CONTROLLER, "--seed", str(growth.seed)]
-    if growth.epochs != usual.epochs:
-        given += ["--epochs", str(growth.epochs)]
-    same = usual.replace(seed=growth.seed, epochs=growth.epochs)
-    for key, (_, value) in changed_settings(same.to_mapping(), growth.to_mapping()).items():
-        given += ["--set", f"growth.{key}={value}"]
-    return f"esper grow {shlex.join(given)}"
-
-
-def print_arms(arms: Sequence[Standing], grown: Sequence[RunSummary]) -> None:
-    """Print the table and its result in one sentence."""
-    twin, tended, static = arms
-    count = len(grown)
-    of = f"median of {count} seeds" if count > 1 else "one seed"
-    numbers = ("test accuracy", "over the twin", "parameters", "FLOPs")
-    table = new_table(f"{TASK}, {of}", ("", *numbers), numbers=numbers)
-    above = ("–", f"{tended.gain(twin):+.2f}", f"{static.lead(twin):+.2f}")
-    for arm, gain in zip(arms, above, strict=True):
-        table.add_row(
-            safe(arm.name),
-            f"{median(arm.test):.2f}",
-            gain,
-            f"{arm.parameters:,}",
-            f"{arm.flops:,}",
+    if not 0.0 < options.compute < float("inf"):
+        raise UsageError(f"--compute must be above 0, got {options.compute:g}")
+    if not 0 <= options.seed < 2**63:
+        raise UsageError(f"--seed must be at least 0 and below 2**63, got {options.seed}")
+    folder = Path(options.out)
+    began = time.monotonic()
+    with stop_signals() as noted, DemoView(err_console(), ARMS) as view:
+        outcomes = train_side_by_side(
+            ARMS, options.seed, options.compute, folder / REPORT, view.show, noted
         )
+    grown = outcomes[ARMS[-1].name]
+    problems = [f"{one.name}: {one.problem}" for one in outcomes.values() if one.problem]
+    picture = ""
+    if any(one.curve for one in outcomes.values()):
+        try:
+            atomic_write_bytes(folder / PICTURE, draw_front(outcomes).encode())
+            picture = str(folder / PICTURE)
+        except EsperError as error:
+            problems.append(str(error))
+    is_whole = all(one.test_loss is not None for one in outcomes.values())
+    if options.json:
+        document = {
+            "seed": options.seed,
+            "compute": options.compute,
+            "interrupted": bool(noted),
+            "networks": [asdict(one) for one in outcomes.values()],
+            "picture": picture,
+            "report": grown.report,
+            "problems": problems,
+        }
+        print_json(document)
+    else:
+        print_outcomes(outcomes, options.seed, is_interrupted=bool(noted))
+        out = out_console()
+        for name, path in (("picture", picture), ("report", grown.report)):
+            if path:
+                print_line(out, f"{name}: {path}")
+        spent = sum(one.cpu_s for one in outcomes.values())
+        print_line(out, f"done in {time.monotonic() - began:.0f} s, {spent:.0f} s of CPU time")
+    for problem in problems:
+        print_line(err_console(), f"esper: {problem}")
+    return INTERRUPTED if noted else 0 if is_whole else 1
+
+
+def train_side_by_side(
+    arms: Sequence[Arm],
+    seed: int,
+    compute: float,
+    report: Path,
+    on_point: Callable[[str, Point], None],
+    noted: Sequence[int],
+) -> dict[str, Outcome]:
+    """Train every network in a process of its own, and return what came of them.
+
+    Args:
+        arms: the networks.
+        seed: of all of them.
+        compute: training FLOPs, as a multiple of the usual.
+        report: where the one that grows writes its report.
+        on_point: called with the name of a network and every point of its curve.
+        noted: signals that came; with the first, networks are tested as they are. A second one
+            raises KeyboardInterrupt, and networks are left as they are.
+    """
+    context = multiprocessing.get_context("spawn")
+    outcomes = {arm.name: Outcome(arm.name) for arm in arms}
+    running = {}
+    processes = {}
+    for arm in arms:
+        ours, theirs = context.Pipe()
+        written = report.absolute() if arm.start < arm.blocks else None
+        process = context.Process(
+            target=_work, args=(theirs, arm, seed, compute, written), daemon=True
+        )
+        process.start()
+        theirs.close()
+        running[ours] = arm.name
+        processes[arm.name] = process
+    is_told = False
+    try:
+        while running:
+            if noted and not is_told:
+                is_told = True
+                for pipe in running:
+                    pipe.send("stop")
+            for pipe in wait(list(running), timeout=0.2):
+                name = running[pipe]  # type: ignore[index]
+                try:
+                    answer = pipe.recv()  # type: ignore[union-attr]
+                except (EOFError, ConnectionError):
+                    processes[name].join()
+                    code = processes[name].exitcode
+                    answer = EsperError(f"its process ended with code {code}; is memory scarce?")
+                if isinstance(answer, Point):
+                    outcomes[name].curve.append(answer)
+                    on_point(name, answer)
+                    continue
+                if isinstance(answer, Outcome):
+                    outcomes[name] = answer
+                else:
+                    outcomes[name].problem = str(answer)
+                del running[pipe]  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        if not noted:
+            raise
+    finally:
+        for process in processes.values():
+            process.terminate()
+            process.join()
+    return outcomes
+
+
+def _work(pipe: Connection, *request: Any) -> None:
+    """Train a network in a process of its own; PyTorch is loaded there alone."""
+    from esper.scripts.cli.demo_networks import work
+
+    work(pipe, *request)
+
+
+# ---- Live: one row for each network, or plain lines without a terminal
+
+
+_NARROW = 72
+_SPARKS = 24
+
+
+class DemoView(LiveView):
+    """Shows how far the networks are, and how good."""
+
+    def __init__(self, console: Console, arms: Sequence[Arm]) -> None:
+        """Show these networks."""
+        super().__init__(console, title="three networks", total=len(arms), done=0)
+        self._arms = arms
+        self._curves: dict[str, list[Point]] = {arm.name: [] for arm in arms}
+
+    def show(self, name: str, point: Point) -> None:
+        """Take over how a network is doing."""
+        before = self._curves[name]
+        has_grown = bool(before) and point.blocks > before[-1].blocks
+        before.append(point)
+        done = sum(curve[-1].share for curve in self._curves.values() if curve)
+        self._progress.update(self._bar, completed=done)
+        if self._live is not None:
+            self._draw(self._table())
+            return
+        if has_grown:
+            print_line(
+                self._console, f"{name}: {point.blocks} blocks, {point.share:.0%} of its steps"
+            )
+        is_over = done > len(self._arms) - 1e-9
+        if self._is_line_due(time.monotonic(), matters=is_over):
+            told = [f"{arm.name} {self._latest(arm)}" for arm in self._arms]
+            print_line(self._console, "; ".join(told))
+
+    def _latest(self, arm: Arm) -> str:
+        curve = self._curves[arm.name]
+        return f"{curve[-1].share:.0%} loss {curve[-1].loss:.3f}" if curve else "starts"
+
+    def _table(self) -> Table:
+        is_wide = self._console.width >= _NARROW
+        table = Table(box=None, pad_edge=False)
+        table.add_column("network", no_wrap=True)
+        table.add_column("blocks", no_wrap=True)
+        table.add_column("done", justify="right", no_wrap=True)
+        table.add_column("loss", justify="right", no_wrap=True)
+        if is_wide:
+            table.add_column("validation loss so far", no_wrap=True)
+        for arm in self._arms:
+            curve = self._curves[arm.name]
+            awake = curve[-1].blocks if curve else arm.start
+            cells = [arm.name, "█" * awake + "░" * (arm.blocks - awake)]
+            cells += [f"{curve[-1].share:.0%}", f"{curve[-1].loss:.3f}"] if curve else ["", ""]
+            if is_wide:
+                cells.append(sparkline([point.loss for point in curve[-_SPARKS:]]))
+            table.add_row(*cells)
+        return table
+
+
+# ---- The end: a table, a sentence, and what every network writes
+
+
+def print_outcomes(outcomes: Outcomes, seed: int, *, is_interrupted: bool) -> None:
+    """Print one table, in a sentence what it shows, and a few lines by every network."""
     console = out_console()
+    numbers = ("parameters", "steps", "training FLOPs", "CPU s", "validation loss", "test loss")
+    title = f"Python's own sources, byte by byte, at equal compute; one seed ({seed})"
+    table = new_table(title, ("network", *numbers), numbers=numbers)
+    for one in outcomes.values():
+        last = one.curve[-1] if one.curve else None
+        table.add_row(
+            safe(one.name),
+            f"{one.parameters:,}" if one.parameters else "–",
+            f"{one.steps:,}" if one.steps else "–",
+            "–" if last is None else f"{last.flops:.3g}",
+            f"{one.cpu_s:.0f}" if one.cpu_s else "–",
+            "–" if last is None else f"{last.loss:.4f}",
+            "–" if one.test_loss is None else f"{one.test_loss:.4f}",
+        )
     console.print(table)
-    print_line(console, verdict(twin, tended, static))
-    console.print("With so few seeds, differences below about one point may be chance.")
+    print_line(console, verdict(outcomes, is_interrupted=is_interrupted))
+    for one in outcomes.values():
+        if one.text:
+            print_line(console, f"\n{one.name} writes, after {PROMPT.strip()!r}:".strip())
+            for line in one.text.splitlines():
+                print_line(console, f"    {line}")
 
 
-def verdict(twin: Standing, grown: Standing, static: Standing) -> str:
-    """Return the result in one sentence."""
-    wins = sum(own > other for own, other in zip(grown.test, twin.test, strict=True))
-    against_twin, against_static = grown.gain(twin), grown.lead(static)
-    text = f"Growing beat waiting in {wins} of {len(grown.test)} runs ({_points(against_twin)})"
-    if against_static > 0:
-        return f"{text}, and a static network of that size by {_points(against_static)}."
-    if against_static == 0:
-        return f"{text}; a static network of that size is as good."
-    return f"{text}; a static network of that size is better by {_points(-against_static)}."
-
-
-def _points(gain: float) -> str:
-    return f"{gain:+.2f} points"
+def verdict(outcomes: Outcomes, *, is_interrupted: bool) -> str:
+    """Return in one sentence which network is best, in whichever direction."""
+    *static, grown = outcomes.values()
+    if is_interrupted:
+        shares = [one.curve[-1].share if one.curve else 0.0 for one in outcomes.values()]
+        return (
+            f"Stopped after {min(shares):.0%} to {max(shares):.0%} of the training: learning rates "
+            "have not fallen yet, so the losses say little."
+        )
+    known = [one for one in static if one.test_loss is not None]
+    if not known or grown.test_loss is None:
+        return "Not all networks were trained, so there is nothing to compare."
+    best = min(known, key=lambda one: one.test_loss or 0.0)
+    assert best.test_loss is not None
+    change = 100.0 * (grown.test_loss / best.test_loss - 1.0)
+    word = "lower" if change < 0 else "higher"
+    return (
+        f"For the same compute the grown network has a test loss {abs(change):.1f} % {word} than "
+        f"the best static one ({best.name})."
+    )

@@ -91,7 +91,7 @@ _DESCRIPTION = "Grow neural networks while they train."
 
 _EPILOG = """\
 examples:
-  esper demo                                    two minutes: grown networks against static ones
+  esper demo                                    two minutes: a GPT that grows, and static ones
   esper grow --task digits --out runs/first     grow one network on the embedded digits
   esper dashboard                               watch the run in a browser
   esper train digits --out runs/tamiyo          train a controller on many such networks
@@ -101,7 +101,7 @@ examples:
 
 
 VERBS = {
-    "demo": "grow small networks and compare them with static ones; two minutes, no data needed",
+    "demo": "train a small GPT that grows and static ones, at equal compute; two minutes",
     "grow": "train one network while a controller grows it",
     "train": "train a controller with PPO on many networks at once",
     "search": "search for the best fixed growth schedule and heuristic settings",
