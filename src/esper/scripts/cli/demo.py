@@ -6,6 +6,7 @@ import argparse
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -208,11 +209,13 @@ def train_side_by_side(
             if noted and not is_told:
                 is_told = True
                 for pipe in running:
-                    pipe.send("stop")
-            for pipe in wait(list(running), timeout=0.2):
-                name = running[pipe]  # type: ignore[index]
+                    with suppress(OSError):  # one that is done has closed it
+                        pipe.send("stop")
+            ready = wait(list(running), timeout=0.2)
+            for pipe in [pipe for pipe in running if pipe in ready]:
+                name = running[pipe]
                 try:
-                    answer = pipe.recv()  # type: ignore[union-attr]
+                    answer = pipe.recv()
                 except (EOFError, ConnectionError):
                     processes[name].join()
                     code = processes[name].exitcode
@@ -225,7 +228,7 @@ def train_side_by_side(
                     outcomes[name] = answer
                 else:
                     outcomes[name].problem = str(answer)
-                del running[pipe]  # type: ignore[arg-type]
+                del running[pipe]
     except KeyboardInterrupt:
         if not noted:
             raise

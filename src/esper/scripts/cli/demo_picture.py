@@ -40,8 +40,10 @@ def draw_front(outcomes: Outcomes) -> str:
         drawing.append(element("line", class_="grid", x1=_LEFT, x2=_RIGHT, y1=at, y2=at))
         drawing.append(label(text, class_="muted number", x=_LEFT - 8, y=at, text_anchor="end"))
     for tick in round_ticks(0.0, most, 5):
-        place = {"x": x(tick), "y": _BOTTOM + ROW, "text_anchor": "middle"}
-        drawing.append(label(f"{tick:.3g}", class_="muted number", **place))
+        text, at = f"{tick:.3g}", x(tick)
+        drawing.append(
+            label(text, class_="muted number", x=at, y=_BOTTOM + ROW, text_anchor="middle")
+        )
     names = []
     for name, curve in curves.items():
         kind = "grown" if name == grown else "twin"
