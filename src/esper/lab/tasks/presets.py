@@ -181,13 +181,6 @@ def _digits_config(**settings: Any) -> TaskConfig:
     )
 
 
-def _digits_cnn(channels: tuple[int, ...], pool_layers: int | None = None) -> TaskConfig:
-    host = CnnConfig(channels=channels, in_channels=1, pool_layers=pool_layers)
-    return _digits_config(
-        host="cnn", host_options=host, batch_size=32, learning_rate=0.05, **_TUNED
-    )
-
-
 @register_task("digits")
 class Digits(Task):
     """Embedded 8x8 digits with a conv host of about 1 k parameters; needs no files."""
@@ -228,7 +221,13 @@ class DigitsResidual(Digits):
 class DigitsDeep(Digits):
     """Embedded 8x8 digits with a conv host of five blocks, and so with five slots."""
 
-    defaults = _digits_cnn((4, 4, 8, 8, 8), pool_layers=2)
+    defaults = _digits_config(
+        host="cnn",
+        host_options=CnnConfig(channels=(4, 4, 8, 8, 8), in_channels=1, pool_layers=2),
+        batch_size=32,
+        learning_rate=0.05,
+        **_TUNED,
+    )
 
 
 @register_task("fashion")

@@ -51,7 +51,7 @@ class Arm:
 
 
 ARMS = (
-    Arm("static, 2 blocks", start=2, blocks=2, learning_rate=0.003),
+    Arm("static, 2 blocks", start=2, blocks=2, learning_rate=0.004),
     Arm("static, 4 blocks", start=4, blocks=4, learning_rate=0.004),
     Arm("grown 1→2→4 blocks", start=1, blocks=4, learning_rate=0.004),
 )
@@ -95,7 +95,7 @@ Outcomes = Mapping[str, Outcome]
 _EXAMPLES = """\
 examples:
   esper demo
-  esper demo --compute 2                        twice as long; growing saves more then
+  esper demo --compute 2                        twice as long
 """
 
 
