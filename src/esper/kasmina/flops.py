@@ -45,26 +45,10 @@ def _product(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     return 2 * _stored(a) * (b.shape[-1] if b.dim() > 1 else 1)
 
 
-def _added_product(_added: Tensor, a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
-    return _product(a, b)
-
-
-def _outer(_added: Tensor, a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * a.numel() * b.numel()
-
-
 def _grouped_product(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     """Rows of one matrix, each with the matrix of its group."""
     groups = a.shape[0] if a.dim() > b.dim() else 1
     return _product(a, b) // groups
-
-
-def _linear(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * x.numel() * weight.shape[0]
-
-
-def _conv_tbc(x: Tensor, weight: Tensor, *_: Any, out_val: Tensor) -> int:
-    return 2 * out_val.shape[0] * out_val.shape[1] * weight.numel()
 
 
 def _recurrent(x: Tensor, weights: Sequence[Tensor]) -> int:
@@ -72,18 +56,6 @@ def _recurrent(x: Tensor, weights: Sequence[Tensor]) -> int:
     # The data of a packed sequence has one axis for both.
     steps = math.prod(x.shape[:-1])
     return 2 * steps * sum(weight.numel() for weight in weights if weight.dim() == 2)
-
-
-def _recurrent_mkldnn(x: Tensor, w0: Tensor, w1: Tensor, *_: Any, **__: Any) -> int:
-    return _recurrent(x, (w0, w1))
-
-
-def _recurrent_cudnn(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
-    return _recurrent(x, weights)
-
-
-def _recurrent_mps(x: Tensor, _hidden: Any, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
-    return _recurrent(x, weights)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int:
@@ -134,14 +106,6 @@ def _embedding_bag(
     return 0 if mode == _MAXIMUM else 2 * indices.numel() * weight.shape[1]
 
 
-def _distances(x: Tensor, y: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * x.numel() * y.shape[-2]
-
-
-def _own_distances(x: Tensor, *_: Any, **__: Any) -> int:
-    return x.shape[0] * (x.shape[0] - 1) * x.shape[1]
-
-
 def _fourier(x: Tensor, dim: Sequence[int], *_: Any, out_val: Tensor) -> int:
     """5 n log2 n for n points, the usual figure, and half of it where one side is real."""
     real = next((tensor for tensor in (x, out_val) if not tensor.is_complex()), None)
@@ -149,10 +113,6 @@ def _fourier(x: Tensor, dim: Sequence[int], *_: Any, out_val: Tensor) -> int:
     points = math.prod(full.shape[axis] for axis in dim)
     operations = 5 * full.numel() * math.log2(points) if points > 1 else 0.0
     return round(operations if real is None else operations / 2)
-
-
-def _nothing(*_: Any, **__: Any) -> int:
-    return 0
 
 
 _OWN: Mapping[Any, Formula] = {
@@ -163,20 +123,19 @@ _OWN: Mapping[Any, Formula] = {
             *(aten.addmm_, aten.baddbmm_, aten.addbmm_, aten.addmv_),
             *(aten._addmm_activation, aten._sparse_addmm),
         ),
-        _added_product,
+        lambda added, a, b, *_, **__: _product(a, b),
     ),
-    **dict.fromkeys((aten.addr, aten.addr_), _outer),
+    **dict.fromkeys(
+        (aten.addr, aten.addr_), lambda added, a, b, *_, **__: 2 * a.numel() * b.numel()
+    ),
     aten._grouped_mm: _grouped_product,
-    aten.mkldnn_linear: _linear,
-    aten.conv_tbc: _conv_tbc,
-    aten.mkldnn_rnn_layer: _recurrent_mkldnn,
-    aten._cudnn_rnn: _recurrent_cudnn,
-    aten.miopen_rnn: _recurrent_cudnn,
-    aten._lstm_mps: _recurrent_mps,
-    # What follows the products of a cell, and what lays out weights before them.
-    aten._thnn_fused_lstm_cell: _nothing,
-    aten._thnn_fused_gru_cell: _nothing,
-    aten._cudnn_rnn_flatten_weight: _nothing,
+    aten.mkldnn_linear: lambda x, weight, *_, **__: 2 * x.numel() * weight.shape[0],
+    aten.conv_tbc: lambda x, weight, *_, out_val: 2 * math.prod(out_val.shape[:2]) * weight.numel(),
+    aten.mkldnn_rnn_layer: lambda x, w0, w1, *_, **__: _recurrent(x, (w0, w1)),
+    **dict.fromkeys(
+        (aten._cudnn_rnn, aten.miopen_rnn), lambda x, weights, *_, **__: _recurrent(x, weights)
+    ),
+    aten._lstm_mps: lambda x, hidden, weights, *_, **__: _recurrent(x, weights),
     **dict.fromkeys(
         (
             aten._scaled_dot_product_flash_attention_for_cpu,
@@ -193,13 +152,21 @@ _OWN: Mapping[Any, Formula] = {
     aten._trilinear: _bilinear,
     aten._embedding_bag: _embedding_bag,
     aten._embedding_bag_forward_only: _embedding_bag,
-    aten._cdist_forward: _distances,
-    aten._euclidean_dist: _distances,
-    aten._pdist_forward: _own_distances,
+    **dict.fromkeys(
+        (aten._cdist_forward, aten._euclidean_dist),
+        lambda x, y, *_, **__: 2 * x.numel() * y.shape[-2],
+    ),
+    aten._pdist_forward: lambda x, *_, **__: x.shape[0] * (x.shape[0] - 1) * x.shape[1],
     **dict.fromkeys((aten._fft_c2c, aten._fft_r2c, aten._fft_c2r), _fourier),
-    aten.linalg_vector_norm: _nothing,
-    aten.linalg_cross: _nothing,
-    aten._linalg_check_errors: _nothing,
+    **dict.fromkeys(
+        (
+            # These follow the products of a cell, or lay out weights before them.
+            *(aten._thnn_fused_lstm_cell, aten._thnn_fused_gru_cell),
+            aten._cudnn_rnn_flatten_weight,
+            *(aten.linalg_vector_norm, aten.linalg_cross, aten._linalg_check_errors),
+        ),
+        lambda *_, **__: 0,
+    ),
 }
 
 
