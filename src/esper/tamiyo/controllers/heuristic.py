@@ -1,10 +1,8 @@
-"""The hand-written controller: plant on a plateau, keep what pays, remove what does not.
+"""The heuristic controller: germinate on a plateau, keep seeds that pay, prune the others.
 
-One seed at a time. Each row has a memory of its own, so rows never influence each other. The
-rules compare gains with thresholds in points. A gain of accuracy is in points already. Where the
-score is a negative loss, whose unit is the user's, a gain counts as a share of the loss at
-germination (`LOSS_POINTS` for all of it): one per cent of the loss is one point, whether losses
-are of the order of 0.001 or of 1000.
+There is one seed at a time. The rules compare gains with thresholds in points. A gain of accuracy
+is in points already. Where the score is a negative loss, whose scale depends on the task, 1 % of
+the loss at germination counts as one point.
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from esper.leyline.stages import (
     SeedStage,
 )
 from esper.tamiyo.controllers.registry import (
+    LOSS_POINTS,
     WAIT,
     RowController,
     RowView,
@@ -43,7 +42,7 @@ from esper.tamiyo.controllers.registry import (
 
 @dataclass(slots=True)
 class SeedMemory:
-    """The scores a live seed is measured against."""
+    """The scores that a live seed is compared with."""
 
     stage: int
     """Its stage at the last decision."""
@@ -56,21 +55,20 @@ class SeedMemory:
 PRUNE_PENALTY = 2.0  # Penalty of a blueprint for each pruned seed.
 PENALTY_DECAY = 0.5  # Share of a penalty that is left an epoch later.
 PENALTY_FLOOR = 0.1  # A penalty below this is dropped.
-LOSS_POINTS = 100.0  # Points of the whole loss at germination, where scores are minus losses.
 
 
 @dataclass(slots=True)
 class RowMemory:
-    """All that is remembered of one row."""
+    """The memory of one row."""
 
     score: float | None = None
     """Score at the last decision."""
     last_prune: int | None = None
-    """Epoch of the last own prune."""
+    """Epoch of the last prune by this controller."""
     position: int = 0
-    """Where in the rotation the search for the next blueprint starts."""
+    """Position in the rotation at which the search for the next blueprint starts."""
     penalised_turns: int = 0
-    """How often a blueprint had to be chosen although all were penalised."""
+    """How often a blueprint was chosen although all were penalised."""
     penalties: dict[int, float] = field(default_factory=dict)
     """Penalty by blueprint id."""
     seeds: dict[int, SeedMemory] = field(default_factory=dict)
@@ -91,7 +89,7 @@ class RowMemory:
         self.score = row.score
 
     def decay_penalties(self) -> None:
-        """Let an epoch pass over the penalties and drop the small ones."""
+        """Decay the penalties by one epoch and drop small ones."""
         decayed = {each: value * PENALTY_DECAY for each, value in self.penalties.items()}
         self.penalties = {each: value for each, value in decayed.items() if value >= PENALTY_FLOOR}
 
@@ -105,14 +103,14 @@ class RowMemory:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> RowMemory:
-        """Return the memory that `to_plain` described."""
+        """Return the memory from the result of `to_plain`."""
         copies = [dict(seed) for seed in plain["seeds"]]
         seeds = {seed.pop("slot"): SeedMemory(**seed) for seed in copies}
         return cls(**{**plain, "penalties": dict(plain["penalties"]), "seeds": seeds})
 
 
 _BY_PROGRESS = (Why.NOT_SETTLED, Why.NO_PLATEAU, Why.EARLY, Why.TOO_LATE)
-"""Reasons that the course of the loss explains."""
+"""Reasons that are followed by the trend of the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +185,7 @@ class HeuristicController(RowController[RowMemory]):
         self._rows = [RowMemory.from_plain(row) for row in state["rows"]]
 
     def decide(self, row: RowView, memory: RowMemory) -> Verdict:
-        """Note what happened; the first live seed is judged, and without one, one may start."""
+        """Advance or judge the first live seed; without one, germinate if it is time."""
         memory.observe(row)
         memory.decay_penalties()
         slot = next((slot for slot, stage in enumerate(row.stage) if stage in LIVE_STAGES), None)
@@ -210,7 +208,7 @@ class HeuristicController(RowController[RowMemory]):
         return _at(LifecycleOp.ADVANCE, slot, row)
 
     def _germinate(self, row: RowView, memory: RowMemory) -> Verdict:
-        """Plant the next blueprint once the host has settled and stopped improving."""
+        """Germinate the next blueprint once the host has settled and stopped improving."""
         config = self.config
         legal = row.legal[LifecycleOp.GERMINATE]
 
@@ -232,8 +230,8 @@ class HeuristicController(RowController[RowMemory]):
         )
         for is_in_the_way, why in obstacles:
             if is_in_the_way:
-                told = describe_progress(row.loss_history, row.epoch, row.horizon)
-                return WAIT, f"{why} ({told})" if why in _BY_PROGRESS else why
+                progress = describe_progress(row.loss_history, row.epoch, row.horizon)
+                return WAIT, f"{why} ({progress})" if why in _BY_PROGRESS else why
         slot = legal.index(True)
         tempo = max(epochs for epochs in TEMPO_EPOCHS if epochs <= max(within(5), TEMPO_EPOCHS[0]))
         return {
@@ -275,7 +273,7 @@ class HeuristicController(RowController[RowMemory]):
         )
 
     def _judge(self, row: RowView, slot: int, memory: RowMemory) -> Verdict:
-        """Keep a holding seed or remove it."""
+        """Fossilize or prune a holding seed."""
         config = self.config
         contribution = self._points(row.contribution[slot], slot, memory)
         improvement = self._points(row.score - memory.seeds[slot].germination_score, slot, memory)
@@ -295,7 +293,7 @@ class HeuristicController(RowController[RowMemory]):
         return self._prune(row, slot, memory, worth)
 
     def _prune(self, row: RowView, slot: int, memory: RowMemory, why: str) -> Verdict:
-        """Remove the seed at once and hold it against its blueprint; wait where that is illegal."""
+        """Prune a seed at once and penalise its blueprint; wait if that is illegal."""
         choice, _ = _at(LifecycleOp.PRUNE, slot, row)
         if choice is WAIT:
             return WAIT, describe_waiting(row, slot)
@@ -310,13 +308,13 @@ class HeuristicController(RowController[RowMemory]):
         }, why
 
     def _points(self, gain: float, slot: int, memory: RowMemory) -> float:
-        """Return a gain of score in points (see the module's docstring for losses)."""
+        """Return a gain of score in points; for losses see the docstring of the module."""
         reference = memory.seeds[slot].germination_score
         return gain if reference >= 0 else gain * LOSS_POINTS / -reference
 
 
 def _at(op: LifecycleOp, slot: int, row: RowView) -> Verdict:
-    """Return this op on this slot, or WAIT where it is illegal."""
+    """Return this op on this slot, or WAIT if it is illegal."""
     return (
         ({"op": op, "slot": slot}, "")
         if row.legal[op][slot]

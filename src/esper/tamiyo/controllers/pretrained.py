@@ -1,14 +1,14 @@
-"""Tamiyo, trained and ready: controllers as folders that travel, and the one that ships with Esper.
+"""`esper.Tamiyo`: pretrained controllers in folders, and the one that ships with Esper.
 
     tamiyo = esper.Tamiyo.from_pretrained("tamiyo")       # the shipped one, or a folder
     esper.grow(model, slots, train=train, val=val, controller=tamiyo)
     tamiyo.save_pretrained("my-tamiyo")
 
-A folder has `config.json` (the network, what it reads and what it may choose, with a hash of
-each, the limits on growth and the length of runs that it learned under), `model.safetensors`
-(weights and observation statistics), `train_config.json` (how it was trained), `results.json` (what
-it reached, against what) and `README.md`, the card. Nothing in it is code. A controller that reads
-or chooses other things than this Esper knows is refused by the name of what differs.
+A folder has `config.json` (the network, its features and choices with a hash of each, the limits on
+growth and the length of runs that it was trained on), `model.safetensors` (weights and observation
+statistics), `train_config.json` (how it was trained), `results.json` (what it reached, compared
+with what) and `README.md`, the card. Nothing in it is code. A controller with other features or
+choices than this version of Esper is refused, with the name of the first difference.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ _SHIPPED = Path(__file__).parents[1] / "weights"
 _CONFIG, _WEIGHTS, _CARD = "config.json", "model.safetensors", "README.md"
 _TRAIN_CONFIG, _RESULTS = "train_config.json", "results.json"
 _LARGEST = 2**28
-"""Bytes of a file beyond which it is not read."""
+"""Largest size of a file in bytes."""
 
 
 @dataclass(frozen=True)
 class Tamiyo:
-    """A trained controller with what is known about it."""
+    """A trained controller with its model card, training configuration and results."""
 
     policy: Policy
     card: str = ""
-    """What a person should know, in Markdown."""
+    """The model card, in Markdown."""
     train_config: Mapping[str, Any] = field(default_factory=dict)
     """How it was trained."""
     results: Mapping[str, Any] = field(default_factory=dict)
-    """What it reached, and against what."""
+    """What it reached, compared with what."""
 
     @classmethod
     def from_pretrained(cls, name: str | Path = DEFAULT) -> Tamiyo:
-        """Return the controller that ships under a name, or the one in a folder.
+        """Return the shipped controller of this name, or the one in a folder.
 
         Raises:
             UsageError: There is no such name or folder.
-            CheckpointError: The folder is damaged, or its controller reads or chooses other
-                things than this Esper knows.
+            CheckpointError: The folder is damaged, or its controller has other features or choices
+                than this version of Esper.
         """
         folder = _find(name)
         config = _read_json(folder / _CONFIG)
@@ -104,7 +104,7 @@ class Tamiyo:
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the controller into a folder, replacing one that is there."""
+        """Save the controller to a folder, atomically replacing an earlier one."""
         here = {
             f"{part}.{name}": value.detach().cpu().contiguous()
             for part, values in self.policy.state_dict().items()
@@ -122,11 +122,11 @@ class Tamiyo:
         )
 
     def controller(self, context: ControllerContext) -> TamiyoController:
-        """Return what acts by it on a host with these slots and blueprints."""
+        """Return the controller for a host with these slots and blueprints."""
         return TamiyoController(self.policy, context)
 
 
-# ---- Networks unlike those that it learned on are left to a rule
+# ---- Networks unlike those of its training are left to a rule
 
 
 FACTS = {
@@ -134,13 +134,13 @@ FACTS = {
     "param_limit_left": "its limit on parameters",
     "flop_limit_left": "its limit on operations",
 }
-"""What tells a stranger: its size and its limits. Curves do not, and in short runs it hurries."""
+"""Features that show whether a network is unlike those of the training: its size and its limits."""
 
 FARTHEST = 4.0
-"""Standard deviations from its training beyond which a fact is unlike all that a policy saw.
+"""Standard deviations above the mean of its training beyond which a feature is unlike it.
 
-At the first decision members of the family that the shipped policy learned on reach 2.7, networks
-of others that it grows well 2.6, and a ViT of 138,000 parameters, which it never grew, 13.8
+At the first decision, members of the family that the shipped policy was trained on reach 2.7, other
+networks that it grows well 2.6, and a ViT of 138,000 parameters, which it never grew, 13.8
 (research/log.md).
 """
 
@@ -149,34 +149,33 @@ of others that it grows well 2.6, and a ViT of 138,000 parameters, which it neve
 class TamiyoController(LearnedController):
     """The controller that ships with Esper, or one in a folder: tamiyo, tamiyo:FOLDER.
 
-    It knows which networks are unlike all that it learned on, by what it sees of them at their
-    first decision, and leaves those to the rule `trial`.
+    At the first decision it finds the networks that are unlike those of its training, and leaves
+    them to the rule `trial`.
     """
 
     def __init__(self, policy: Policy, context: ControllerContext, *, greedy: bool = True) -> None:
-        """Bring policy, rule and host together."""
         super().__init__(policy, context, greedy=greedy)
         self._rule = TrialController(context)
         self._unlike: list[str] | None = None
-        """By row: what is unlike all that the policy saw, empty where nothing is."""
+        """By row: what is unlike the training, empty if nothing is; None before a decision."""
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> TamiyoController:
-        """Return the controller that ships under a name, or the one in a folder."""
+        """Return the shipped controller of this name, or the one in a folder."""
         return Tamiyo.from_pretrained(argument or DEFAULT).controller(context)
 
     def reset(self, rows: int, device: torch.device | str) -> None:
-        """Start at the first step; nothing is known of any row."""
+        """Start at the first step."""
         super().reset(rows, device)
         self._rule.reset(rows, device)
         self._unlike = None
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
-        """Return what the policy says, and the rule where a network is unlike those it knows."""
+        """Return the actions of the policy, or of the rule for networks unlike its training."""
         actions = super().act(signals, masks)
         if self._unlike is None:
             self._unlike = self._compare(signals)
-            self._tell()
+            self._warn_once()
         if not any(self._unlike):
             return actions
         by_rule = self._rule.act(signals, masks)
@@ -184,7 +183,7 @@ class TamiyoController(LearnedController):
         return {head: torch.where(is_unlike, by_rule[head], actions[head]) for head in actions}
 
     def decides(self, row: int = 0) -> bool:
-        """Return whether the policy itself decides in a row."""
+        """Return whether the policy decides in a row, and not the rule."""
         return not (self._unlike and self._unlike[row])
 
     def reasons(self) -> Sequence[str]:
@@ -196,7 +195,7 @@ class TamiyoController(LearnedController):
         return [theirs if why else mine for mine, theirs, why in pairs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what policy and rule remember, and which of them decides in every row."""
+        """Return the memories of policy and rule, and which of them decides in every row."""
         return {
             **super().state_dict(),
             "unlike": self._unlike,
@@ -210,17 +209,17 @@ class TamiyoController(LearnedController):
         self._rule.load_state_dict(state["rule"])
 
     def _compare(self, signals: Signals) -> list[str]:
-        """Return, for every row, what is unlike all that the policy learned on."""
+        """Return, for every row, what is unlike the training of the policy."""
         assert self._last is not None
         normalizer = self.policy.normalizer
         labels = self.policy.layout.labels(self._context.slot_names, self.policy.blueprint_names)
         places = [labels.index(fact) for fact in FACTS if fact in labels]
         if len(places) < len(FACTS):
-            return [""] * signals.rows  # the documents' layout is for one host
+            return [""] * signals.rows  # the documents' layout has no such features
         away = ((self._last.raw - normalizer.mean) * normalizer.scale)[:, places]
         found, words = [], list(FACTS.values())
         for row, is_frozen in enumerate((signals.host_params == 0).tolist()):
-            # A smaller network, or less room to grow, is nothing new: it takes what fits.
+            # Smaller networks and tighter limits are no problem: the policy takes what fits.
             index = int(away[row].argmax())
             distance = float(away[row, index])
             if is_frozen:
@@ -231,8 +230,8 @@ class TamiyoController(LearnedController):
                 found.append("")
         return found
 
-    def _tell(self) -> None:
-        """Say once that a rule decides."""
+    def _warn_once(self) -> None:
+        """Warn that a rule decides, for networks unlike the training."""
         unlike = [why for why in self._unlike or () if why]
         if unlike:
             rows = len(self._unlike or ())
@@ -262,7 +261,7 @@ def _find(name: str | Path) -> Path:
 
 
 def _describe(policy: Policy) -> dict[str, Any]:
-    """Return what `config.json` says."""
+    """Return the content of `config.json`."""
     config = policy.network.config
     features, choices = read_features(config), _choices()
     return {
@@ -280,7 +279,7 @@ def _describe(policy: Policy) -> dict[str, Any]:
 
 
 def _choices() -> list[str]:
-    """Return all that a controller may choose, apart from slots and blueprints."""
+    """Return all choices of all heads but slots and blueprints."""
     return [f"{head}={value}" for head, values in HEAD_VALUES.items() for value in values]
 
 
@@ -289,7 +288,7 @@ def _hash(names: Sequence[str]) -> str:
 
 
 def _refuse_other(folder: Path, config: dict[str, Any]) -> None:
-    """Raise unless the folder is of a controller that fits this Esper."""
+    """Raise unless the controller in a folder fits this version of Esper."""
     if config.get("model_type") != MODEL_TYPE or config.get("schema") != SCHEMA:
         raise CheckpointError(
             f"{folder} has a {config.get('model_type')!r} of schema {config.get('schema')!r}; this "

@@ -252,6 +252,9 @@ def check_rows(who: str, known: int, signals: Signals) -> None:
         )
 
 
+LOSS_POINTS = 100.0
+"""Points of the whole loss, where scores are negative losses: 1 % of it counts as one point."""
+
 Verdict: TypeAlias = tuple[Choice, str]
 """A choice and the reason for it; the reason may be empty."""
 

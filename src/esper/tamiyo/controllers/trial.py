@@ -17,6 +17,7 @@ from esper.leyline.controller import ControllerContext, shortened
 from esper.leyline.reasons import Why, describe_progress, format_contribution
 from esper.leyline.stages import COOLDOWN_STAGES, LIVE_STAGES, SeedStage
 from esper.tamiyo.controllers.registry import (
+    LOSS_POINTS,
     WAIT,
     Choice,
     RowController,
@@ -28,9 +29,6 @@ from esper.tamiyo.controllers.registry import (
     read_settings,
     register_controller,
 )
-
-LOSS_POINTS = 100.0
-"""Points of the whole loss, where scores are negative losses: 1 % of it counts as one point."""
 
 
 @dataclass(frozen=True, kw_only=True)
