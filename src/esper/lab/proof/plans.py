@@ -5,7 +5,7 @@ positions first, middle and last they take, and in which order; the blueprint, o
 each; when the first is germinated and how long the next ones wait; the style, the tempo and the
 amplitude. `SPACE` has the values and how likely each is. A bred plan is one that did well with
 one or two of these changed. Plans are the plain entries of
-`esper.tamiyo.controllers.schedule_format`, so that whatever a search finds can be read, edited and
+`esper.tamiyo.controllers.schedule`, so that whatever a search finds can be read, edited and
 played by `--controller schedule:FILE`.
 """
 
