@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,11 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
     tree, _ = load_tree(folder, kind=POLICY_KIND, version=POLICY_VERSION, device=device)
     try:
         config = PolicyConfig.from_mapping(tree["config"])
-        _refuse_other_features(folder, config, tree["features"])
+        difference = describe_difference(tree["features"], read_features(config))
+        if difference:
+            raise CheckpointError(
+                f"the policy in {folder} reads {difference}; use it with the Esper that saved it"
+            )
         policy = new_policy(
             config,
             blueprint_names=tuple(tree["blueprints"]),
@@ -253,19 +257,13 @@ def read_features(config: PolicyConfig) -> list[str]:
     return [*config.observation.signature, *(f"kind.{kind}" for kind in kinds)]
 
 
-def _refuse_other_features(folder: Path, config: PolicyConfig, saved: list[str]) -> None:
-    own = read_features(config)
-    for index, (theirs, ours) in enumerate(zip(saved, own, strict=False)):
-        if theirs != ours:
-            raise CheckpointError(
-                f"the policy in {folder} reads {theirs!r} as feature {index}, which is {ours!r} "
-                "here; use it with the Esper that saved it"
-            )
-    if len(saved) != len(own):
-        raise CheckpointError(
-            f"the policy in {folder} reads {len(saved)} features, this Esper computes {len(own)}; "
-            "use it with the Esper that saved it"
-        )
+def describe_difference(theirs: Sequence[str], ours: Sequence[str]) -> str:
+    """Return the first difference of two lists of names, empty if they are equal."""
+    for one, other in zip(theirs, ours, strict=False):
+        if one != other:
+            return f"{one!r} where this Esper has {other!r}"
+    same = len(theirs) == len(ours)
+    return "" if same else f"{len(theirs)} things where this Esper has {len(ours)}"
 
 
 def controller_fingerprint(spec: str) -> str | None:

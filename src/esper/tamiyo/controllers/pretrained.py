@@ -34,6 +34,7 @@ from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import (
     UNUSABLE,
     Policy,
+    describe_difference,
     new_policy,
     read_features,
     read_horizon,
@@ -309,13 +310,9 @@ def _refuse_other(folder: Path, config: dict[str, Any]) -> None:
     for (verb, theirs, ours), stated in zip(parts, hashes, strict=True):
         if stated == _hash(ours):
             continue
-        pairs = zip(theirs, ours, strict=False)
-        differing = next(
-            (f"{one!r} where this Esper has {other!r}" for one, other in pairs if one != other),
-            f"{len(theirs)} things where this Esper has {len(ours)}",
-        )
+        difference = describe_difference(theirs, ours) or "things that do not match their hash"
         raise CheckpointError(
-            f"the controller in {folder} {verb} {differing}; use it with Esper "
+            f"the controller in {folder} {verb} {difference}; use it with Esper "
             f"{config.get('esper')}, or another controller"
         )
 
