@@ -1,4 +1,4 @@
-"""The gains that README and tutorial claim: ranges over seeds that hold on every processor.
+"""The gains that pages claim: ranges over seeds that hold on every processor.
 
 A page tells the range of the runs behind it. A single run elsewhere may lie outside that range, but
 not the median of a few. `make test-portable` checks this under every instruction set.
@@ -10,12 +10,13 @@ from statistics import median
 
 import pytest
 
-from benchmarks import demo, digits_heuristic, readme, tutorial
+from benchmarks import demo, digits_heuristic, short_examples, tutorial
 from tests.pages import claimed_range, section
 
 pytestmark = [pytest.mark.slow, pytest.mark.figures, pytest.mark.timeout(1800)]
 
-README = readme.PAGE.read_text(encoding="utf-8")
+EXAMPLES = short_examples.PAGE.read_text(encoding="utf-8")
+RESULTS = (short_examples.PAGE.parent / "results.md").read_text(encoding="utf-8")
 TUTORIAL = tutorial.PAGE.read_text(encoding="utf-8")
 
 
@@ -24,11 +25,11 @@ def check(gains: list[float], claim: tuple[float, float]) -> None:
     assert least <= median(gains) <= most, (sorted(gains), claim)
 
 
-@pytest.mark.parametrize("name", readme.SNIPPETS)
-def test_the_ten_lines_gain_what_the_readme_claims(name: str) -> None:
-    results = [readme.measure((seed, None), name) for seed in readme.SEEDS[:3]]
+@pytest.mark.parametrize("name", short_examples.SNIPPETS)
+def test_the_ten_lines_gain_what_their_page_claims(name: str) -> None:
+    results = [short_examples.measure((seed, None), name) for seed in short_examples.SEEDS[:3]]
     gains = [result["grown"] - result["twin"] for result in results]
-    check(gains, claimed_range(section(README, readme.SNIPPETS[name])))
+    check(gains, claimed_range(section(EXAMPLES, short_examples.SNIPPETS[name])))
 
 
 def test_the_tutorial_gains_what_it_claims() -> None:
@@ -42,10 +43,10 @@ def test_the_grown_network_of_the_demo_is_ahead_at_equal_compute() -> None:
     assert gain > 0.0, results
 
 
-def test_growing_by_the_heuristic_pays_as_the_readme_claims() -> None:
+def test_growing_by_the_heuristic_pays_as_the_page_claims() -> None:
     results = [digits_heuristic.grow_one(seed, "digits", None) for seed in range(4)]
     gains = [result["test_score"] - result["twin_test_score"] for result in results]
-    check(gains, claimed_range(section(README, "Does growing pay?")))
+    check(gains, claimed_range(section(RESULTS, "Does growing pay?")))
     # Growth comes from seeds that were kept, and the host has settled by itself before.
     assert all(result["latch"] is not None for result in results)
     assert all("fossilized" in {seed["fate"] for seed in result["seeds"]} for result in results)

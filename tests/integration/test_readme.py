@@ -1,60 +1,83 @@
-"""The README keeps its word: its lines run as printed and pay, and its tree is the tree."""
+"""The README keeps its word: it is short, its lines run, its figures and its tree are true."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+import torch
+from torch.nn import functional as F
 
-from benchmarks.readme import FIRST_SEED, PAGE, SNIPPETS, run_snippet, snippet
-from tests.pages import ONE_RUN, section
+import esper
+from benchmarks._pages import python_blocks
+from benchmarks.depth.cells import CELLS
+from benchmarks.depth.command import read_records
+from benchmarks.depth.verdict import geometric_mean, judge
+from tests.growth.depth.models import make_gpt, tokens
+from tests.plots import make_batches, make_net
 
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "README.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-ROOT = PAGE.parent
 
 
-@pytest.mark.parametrize("name", SNIPPETS)
-def test_a_snippet_has_at_most_ten_lines(name: str) -> None:
-    assert sum(bool(line.strip()) for line in snippet(name).splitlines()) <= 10
-    assert f"manual_seed({FIRST_SEED})" in snippet(name)
+def test_it_has_at_most_700_words() -> None:
+    assert len(TEXT.split()) <= 700
 
 
-def shown(name: str) -> str:
-    """Return what the page shows of one run, after checking that it says so."""
-    text = section(TEXT, SNIPPETS[name])
-    found = re.search(r"`(Grown\(.*?\))`", text, re.DOTALL)
-    assert found is not None
-    assert ONE_RUN in " ".join(text.split())
-    return found[1]
+def test_the_lines_that_deepen_run_in_a_loop_of_ones_own() -> None:
+    torch.manual_seed(0)
+    model = make_gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    windows = [tokens(step) for step in range(10)]
+    batches = [(window[:, :-1], window[:, 1:]) for window in windows]
+    names = {"esper": esper, "F": F, "model": model, "optimizer": optimizer, "batches": batches}
+    deepen, _ = python_blocks(PAGE)
+    exec(deepen, names)
+    assert len([line for line in deepen.splitlines() if line.strip()]) == 6
+    depth = names["depth"]
+    assert isinstance(depth, esper.Deepen)
+    assert depth.awake == {"blocks": 4}
 
 
-def form(printed: str) -> str:
-    """Return a line without its numbers and without what grew: both depend on the processor."""
-    return re.sub(r"[\d.,]*\d", "#", re.sub(r"grew .*\)", "grew #)", " ".join(printed.split())))
+@pytest.mark.filterwarnings("ignore:.*too few to grow in", "ignore:Nothing grew")
+def test_the_lines_that_grow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    batches = make_batches()
+    names = {"esper": esper, "torch": torch, "model": make_net(), "example": batches[0][0]}
+    names |= dict.fromkeys(("train", "val", "test"), batches)
+    _, grow = python_blocks(PAGE)
+    assert len([line for line in grow.splitlines() if line.strip()]) == 6
+    exec(grow.replace("epochs=40", "epochs=3"), names)
+    assert {path.name for path in tmp_path.iterdir()} >= {"growth.svg", "grown.pt"}
 
 
-def test_the_lines_run_as_printed_and_beat_their_twin() -> None:
-    names, said = run_snippet("digits", FIRST_SEED)
-    summary = names["grown"].summary
-    assert summary.parameters_before == 170
-    # The first line; below it is the best score of every size.
-    assert form(said.splitlines()[0]) == form(shown("digits"))
-    # Five seeds under three instruction sets gained 24 points at least.
-    assert summary.test_score - summary.twin_test_score > 10.0
-
-
-@pytest.mark.filterwarnings("ignore:.*too few to grow in")
-def test_the_lines_for_text_run() -> None:
-    names, said = run_snippet("text", FIRST_SEED, epochs=2)
-    assert said.startswith("Grown(TransformerHost: validation score ")
-    assert len(names["grown"].history) == 2
+def test_the_saving_it_states_is_the_measured_one() -> None:
+    records = read_records(ROOT / "research" / "depth" / "results.jsonl")
+    found = [judge(records, cell) for cell in CELLS.values()]
+    ratios = [verdict.ratio for verdict in found if verdict is not None]
+    mean, _, _ = geometric_mean(ratios)
+    stated = f"{mean:.2f} times the compute"
+    assert stated in TEXT
+    assert f"{min(ratios):.2f} to {max(ratios):.2f}" in TEXT
 
 
 def test_every_folder_of_the_package_has_its_line_in_the_tree() -> None:
     tree = re.search(r"```\nsrc/esper/\n(.*?)```", TEXT, re.DOTALL)
     assert tree is not None
-    told = set(re.findall(r"^  ([a-z]+)/ ", tree[1], re.MULTILINE))
+    stated = set(re.findall(r"^  ([a-z]+)/ ", tree[1], re.MULTILINE))
     there = {each.parent.name for each in (ROOT / "src" / "esper").glob("*/__init__.py")}
-    assert told == there
+    assert stated == there
     for name in re.findall(r"^([a-z]+)/ ", tree[1], re.MULTILINE):
         assert (ROOT / name).is_dir(), name
+
+
+def test_every_link_leads_somewhere() -> None:
+    for target in re.findall(r"\]\(([^()\s]+)\)", TEXT):
+        path, _, anchor = target.partition("#")
+        assert (ROOT / path).exists(), target
+        if anchor:
+            page = (ROOT / path).read_text(encoding="utf-8").lower()
+            assert f"## {anchor.replace('-', ' ')}" in page, target

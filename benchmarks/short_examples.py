@@ -1,7 +1,7 @@
-"""The lines of the README on five seeds: do they grow what they say, and beat their twins?
+"""The short examples on five seeds: do they grow what their page says, and beat their twins?
 
 They are run as printed, but for the seed. `--sets` runs them under every instruction set that the
-processor has: the README tells the range over all of them. `--rates` tries learning rates on the
+processor has: the page tells the range over all of them. `--rates` tries learning rates on the
 seeds 0 to 4, and tells at each how well the twins do on the validation split: the rate has to suit
 waiting. `--rate` and `--controller` take another rate or controller than the lines ask for.
 """
@@ -23,19 +23,19 @@ from typing import Any
 from benchmarks.pool import add_sets_option, run_all, run_under
 from benchmarks.table import print_table, told_range
 
-PAGE = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "short-examples.md"
 FIRST_SEED = 10
 SEEDS = tuple(range(FIRST_SEED, FIRST_SEED + 5))
-"""Those the README tells of; the rates were chosen on the first five."""
+"""Those the page tells of; the rates were chosen on the first five."""
 SNIPPETS = {"digits": "Ten lines", "text": "Ten lines for text"}
-"""What is grown, and the heading under which the README does it."""
+"""What is grown, and the heading under which the page does it."""
 
 
 def snippet(name: str) -> str:
-    """Return the lines under a heading of the README."""
+    """Return the lines under a heading of the page."""
     page = PAGE.read_text(encoding="utf-8")
     found = re.search(rf"##+ {SNIPPETS[name]}\n.*?```python\n(.*?)```", page, re.DOTALL)
-    assert found is not None, f"the README has no lines under {SNIPPETS[name]!r}"
+    assert found is not None, f"the page has no lines under {SNIPPETS[name]!r}"
     return found[1]
 
 
@@ -86,7 +86,9 @@ def measure(
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks readme", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks short_examples", description=__doc__
+    )
     parser.add_argument("what", nargs="?", choices=tuple(SNIPPETS), default="digits")
     parser.add_argument("--rates", nargs="+", type=float, default=(), metavar="LR")
     parser.add_argument("--rate", type=float, metavar="LR")
