@@ -1,4 +1,4 @@
-"""What is said of the claim, on the pages of results and proof and in the card, is what its results say."""
+"""What the pages of results and proof and the card say of the claim is what its results say."""
 
 from __future__ import annotations
 

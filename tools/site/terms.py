@@ -14,13 +14,7 @@ from typing import NamedTuple
 
 PAGE = "glossary"
 
-EVERYDAY = frozenset(
-    {
-        *("Esper", "action", "advance", "arm", "control", "decision", "dropped", "head", "legal"),
-        *("member", "operation", "privileged", "result", "row", "run", "style", "task"),
-        "train, select, claim",
-    }
-)
+EVERYDAY = frozenset({"head", "operation", "row", "signals"})
 """Words that pages also use as everybody does; a link on those would mislead."""
 
 _ROW = re.compile(r"^\| (?!word \|)([^|]+?) \| ([^|]+?) \|$", re.MULTILINE)
