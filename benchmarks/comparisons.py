@@ -87,9 +87,9 @@ VARIANTS = (
     Variant("stronger entropy", "004: option D", _ppo(entropy_coef=0.1, entropy_coef_end=0.1)),
     Variant("nothing against collapse", "004: option F", _accept_collapse),
     Variant("faster sparse heads", "000: per-head learning rates", _faster_sparse_heads),
-    Variant("one pass per update", "0041", _ppo(epochs=1)),
-    Variant("no sentinel prior", "0043", _policy(initial_op_bias=(0.0, 0.0, 0.0, 0.0, 0.0, 0.0))),
-    Variant("no curiosity", "0043", _exploration(op_curiosity=0.0, sparse_curiosity=0.0)),
+    Variant("one pass per update", "0008", _ppo(epochs=1)),
+    Variant("no sentinel prior", "0008", _policy(initial_op_bias=(0.0, 0.0, 0.0, 0.0, 0.0, 0.0))),
+    Variant("no curiosity", "0008", _exploration(op_curiosity=0.0, sparse_curiosity=0.0)),
     Variant(
         "no entropy floors",
         "000: entropy floor penalty",

@@ -28,7 +28,7 @@ KEPT = (
     "fashion14 plain 5x2",
     "fashion14 residual 4x2",
 )
-"""Hosts that lacked capacity in the arena before decision 0068 too; eight others were replaced."""
+"""Hosts that lacked capacity in the arena before decision 0013 too; eight others were replaced."""
 
 
 def kind_of(member: str) -> str:

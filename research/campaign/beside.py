@@ -1,6 +1,6 @@
 """What is reported beside the second opening, from the results of every network.
 
-    python research/campaign/beside.py            # prints decision 0075's figures
+    python research/campaign/beside.py            # prints decision 0013's figures
     python research/campaign/beside.py --out results/claim_2_beside.json
 
 Static networks and those from scratch were played by four processes, one for each data set and kind

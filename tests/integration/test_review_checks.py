@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "decisions" / "0042-review-checks.md"
+PAGE = ROOT / "docs" / "review-checks.md"
 TEST = re.compile(r"`([\w/.]+\.py)::([^`]+)`")
 LINK = re.compile(r"\]\(([^)#]+\.md)\)")
 

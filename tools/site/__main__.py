@@ -34,7 +34,7 @@ def build(site: Path) -> list[str]:
     config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     made = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(config)],
-        # Its makers' advice to move on is for us to weigh (docs/decisions/0072-site.md).
+        # We weigh its makers' advice to move on ourselves (docs/decisions, 0010).
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         check=False,
     )

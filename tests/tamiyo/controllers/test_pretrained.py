@@ -62,7 +62,7 @@ def test_its_card_states_what_its_results_say(shipped: Tamiyo) -> None:
 
 
 def test_the_endpoint_that_was_fixed_beforehand_is_met(shipped: Tamiyo) -> None:
-    """Decision 0067, by what ships; the page of results has the same numbers."""
+    """Decision 0013, by what ships; the page of results has the same numbers."""
     found = shipped.results
     assert (found["opening"], len(found["members"]), found["seeds"]) == (2, 24, 8)
     required = {each["reference"]: each for each in found["comparisons"] if each["is_required"]}

@@ -39,7 +39,7 @@ from esper.nissa.listing import (
 COOKIE = "esper_token"
 
 HEADERS = {
-    # Nothing but our own files, whatever a text in a store tries; see decision 0065.
+    # Nothing but our own files, whatever a text in a store tries; see decision 0010.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -3,7 +3,7 @@
 All tensors are allocated once, [rows, steps, ...], on one device. A step is written in two halves:
 `add_decision` when the policy has decided, `add_outcome` when the population has trained the epoch.
 A row whose episode is over is padded: one legal placeholder per head, a reward of 0, and `valid` is
-False. `docs/decisions` number 0041 explains what is learned from which step.
+False. `docs/decisions` number 0008 explains what is learned from which step.
 """
 
 from __future__ import annotations

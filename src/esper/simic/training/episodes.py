@@ -34,7 +34,7 @@ from esper.tamiyo.controllers import WaitController
 
 LEAST_OTHERS = 8
 """Fewest other twins of a task, each with its own seed, for the regression. With fewer, their
-errors would be in the reward of every row (decision 0079)."""
+errors would be in the reward of every row (decision 0008)."""
 
 
 @dataclass(frozen=True, slots=True)
