@@ -1,4 +1,20 @@
-"""`esper bench`: measure throughput on this machine, relative to a reference in the same run."""
+"""Measure throughput on this machine, relative to a reference.
+
+Targets: engine (many networks in training, on random data), observation, policy, update (a PPO
+update), family (rows of several architectures against as many of one) and round (whole rounds of a
+recipe). Policy and update are compared with sb3-contrib's RecurrentPPO if it is installed, else
+with plain steps of the same network.
+
+Examples:
+  esper bench                                  the population engine, on the best device here
+  esper bench engine --device cuda --rows 16 64 256 --json
+  esper bench engine --device cpu --task digits --rows 2
+  esper bench observation                      observations, against plain Python
+  esper bench policy --rows 16                 forward and backward of the policy
+  esper bench update --rounds 3 --json         a whole PPO update
+  esper bench family                           rows of four architectures against rows of one
+  esper bench round --recipe cifar --rounds 3  whole rounds of training, on real data
+"""
 
 from __future__ import annotations
 
@@ -21,17 +37,6 @@ _STRATEGIES = ("sequential", "stacked", "workers")
 _PRECISIONS = ("fp32", "bf16")
 _DEVICES = ("auto", "cpu", "cuda")
 
-_EPILOG = """\
-examples:
-  esper bench                                  the population engine, on the best device here
-  esper bench engine --device cuda --rows 16 64 256 --json
-  esper bench engine --device cpu --task digits --rows 2
-  esper bench observation                      observations, against plain Python
-  esper bench policy --rows 16                 forward and backward of the policy
-  esper bench update --rounds 3 --json         a whole PPO update
-  esper bench family                           rows of four architectures against rows of one
-  esper bench round --recipe cifar --rounds 3  whole rounds of training, on real data
-"""
 
 _WIDTH = 512
 """Of the controller's network."""
@@ -41,15 +46,7 @@ _ENGINE_ONLY = ("task", "strategy", "precision", "batch_size", "samples", "refer
 
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Measure throughput on this machine. Targets: engine (many networks in training, on random "
-        "data), observation, policy, update (a PPO update), family (rows of several architectures "
-        "against as many of one) and round (whole rounds of a recipe). Policy and update are "
-        "compared with sb3-contrib's RecurrentPPO if it is installed, else with plain steps of the "
-        "same network."
-    )
-    parser.epilog = _EPILOG
+    """Add the options of the command."""
     parser.add_argument(
         "target",
         nargs="?",
@@ -111,7 +108,6 @@ def set_up(parser: Parser) -> None:
         help="round: the recipe to time (default: cifar on CUDA, smoke on the CPU)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

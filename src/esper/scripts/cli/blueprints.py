@@ -1,4 +1,11 @@
-"""`esper blueprints`: list the blueprints of seeds."""
+"""List the blueprints of seeds with their parameters and FLOPs.
+
+A blueprint is a kind of seed that a network can grow. Sizes are those at 8 and 64 channels.
+
+Examples:
+  esper blueprints
+  esper blueprints --import my_blueprints.py --json     with blueprints of your own
+"""
 
 from __future__ import annotations
 
@@ -8,25 +15,13 @@ from typing import Any
 from esper.scripts.cli.main import Parser
 from esper.scripts.cli.output import answer, name_width, new_table, out_console, safe
 
-_EXAMPLES = """\
-examples:
-  esper blueprints
-  esper blueprints --import my_blueprints.py --json     with blueprints of your own
-"""
-
 _WIDTHS = (8, 64)
 _WIDE = 140
 
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "List the blueprints, the kinds of seeds that a network can grow, with the shapes they fit "
-        "and their parameters and FLOPs at 8 and 64 channels."
-    )
-    parser.epilog = _EXAMPLES
+    """Add the options of the command."""
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

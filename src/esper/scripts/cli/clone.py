@@ -1,4 +1,19 @@
-"""`esper clone`: train a policy to imitate the schedules that a search found."""
+"""Train a policy to imitate the schedules that a search found.
+
+The policy sees only what a controller sees (DAgger). In the first round the schedules act; in later
+rounds the policy acts in more and more episodes and learns what the schedules would have done.
+
+Examples:
+  esper search --family image16_family --count 36 --out runs/search
+  esper clone runs/search --out runs/clone
+  esper prove runs/clone wait heuristic --family image16_family --out runs/proof
+  esper train arena --set start=runs/clone --set ppo.anchor_kl=0.1 --out runs/tamiyo
+
+files in the folder:
+  policy/      the trained policy            esper grow --controller greedy:FOLDER
+  clone.json   every round: losses, agreement with the schedules, scores of both
+  state/       all episodes                  esper clone --resume --out FOLDER
+"""
 
 from __future__ import annotations
 
@@ -28,28 +43,9 @@ from esper.scripts.cli.output import (
 )
 from esper.utils.settings import change_settings
 
-_EPILOG = """\
-examples:
-  esper search --family image16_family --count 36 --out runs/search
-  esper clone runs/search --out runs/clone
-  esper prove runs/clone wait heuristic --family image16_family --out runs/proof
-  esper train arena --set start=runs/clone --set ppo.anchor_kl=0.1 --out runs/tamiyo
-
-files in the folder:
-  policy/      the trained policy            esper grow --controller greedy:FOLDER
-  clone.json   every round: losses, agreement with the schedules, scores of both
-  state/       all episodes                  esper clone --resume --out FOLDER
-"""
-
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Train a policy to imitate the best schedules of a search, seeing only what a controller "
-        "sees (DAgger): in the first round the schedules act; in later rounds the policy acts in "
-        "more and more episodes and learns what the schedules would have done."
-    )
-    parser.epilog = _EPILOG
+    """Add the options of the command."""
     parser.add_argument(
         "search",
         nargs="?",
@@ -64,7 +60,6 @@ def set_up(parser: Parser) -> None:
     )
     what.add_argument("--seed", type=int, metavar="S", help="random seed (default: 0)")
     add_options(parser, split="train")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

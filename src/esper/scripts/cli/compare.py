@@ -1,4 +1,13 @@
-"""`esper compare`: compare growing runs, or training runs, side by side."""
+"""Compare runs side by side: scores, sizes, what grew, settings that differ.
+
+Growing runs: scores, twins, parameters, FLOPs and what grew. Training runs: returns, gains,
+behaviour, the normalised entropy of each head, and the settings that differ.
+
+Examples:
+  esper compare runs/first runs/patient
+  esper compare runs/seed* --json
+  esper compare runs/tamiyo runs/again           two training runs
+"""
 
 from __future__ import annotations
 
@@ -102,27 +111,13 @@ def _greedy(evaluation: Mapping[str, Any] | None) -> str:
     return f"{evaluation['gain']:+.2f} ({evaluation['episodes']} episodes)"
 
 
-_EPILOG = """\
-examples:
-  esper compare runs/first runs/patient
-  esper compare runs/seed* --json
-  esper compare runs/tamiyo runs/again           two training runs
-"""
-
-
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Compare runs side by side. Growing runs: scores, twins, parameters, FLOPs and what grew. "
-        "Training runs: returns, gains, behaviour, the normalised entropy of each head, and the "
-        "settings that differ."
-    )
-    parser.epilog = _EPILOG
+    """Add the options of the command."""
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="two or more run folders of the same kind"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
-    parser.set_defaults(run=run, needs_no_torch=True)
+    parser.set_defaults(needs_no_torch=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,13 @@
-"""`esper dashboard`: runs in a browser, live, read from their stores."""
+"""Show runs in a browser, live: curves, slots, decisions, alarms.
+
+The server only reads, and listens on 127.0.0.1 unless --host is given. Ctrl-C stops it.
+
+Examples:
+  esper dashboard                      all runs below runs/
+  esper dashboard runs/first           one run
+  esper dashboard --port 0 --open      on any free port, in a new browser window
+  ssh -L 8737:localhost:8737 machine   forward the port of a dashboard on another machine
+"""
 
 from __future__ import annotations
 
@@ -15,22 +24,9 @@ from esper.scripts.cli.output import err_console, print_line
 _ROOT = "runs"
 _PORT = 8737
 
-_EPILOG = """\
-examples:
-  esper dashboard                      all runs below runs/
-  esper dashboard runs/first           one run
-  esper dashboard --port 0 --open      on any free port, in a new browser window
-  ssh -L 8737:localhost:8737 machine   forward the port of a dashboard on another machine
-"""
-
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Show runs in a browser, live: curves, what grows in each slot, decisions, alarms. The "
-        "server only reads, and listens on 127.0.0.1 unless --host is given. Ctrl-C stops it."
-    )
-    parser.epilog = _EPILOG
+    """Add the options of the command."""
     parser.add_argument(
         "where", metavar="WHERE", nargs="?", help=f"a run, or a folder of runs (default: {_ROOT})"
     )
@@ -53,7 +49,7 @@ def set_up(parser: Parser) -> None:
         "again (default: none)",
     )
     parser.add_argument("--open", action="store_true", help="open a browser window")
-    parser.set_defaults(run=run, needs_no_torch=True)
+    parser.set_defaults(needs_no_torch=True)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,12 @@
-"""`esper demo`: two minutes; a small GPT that grows, beside two that do not, at equal compute."""
+"""Train a small GPT that grows and static ones, at equal compute; two minutes.
+
+All learn the sources of Python's own library. The static networks have 2 and 4 blocks; the one that
+grows starts with 1 block and wakes the others. Takes about two minutes on two cores.
+
+Examples:
+  esper demo
+  esper demo --compute 2                        twice as long
+"""
 
 from __future__ import annotations
 
@@ -92,21 +100,8 @@ Outcomes = Mapping[str, Outcome]
 """What came of every network, by its name; static ones first."""
 
 
-_EXAMPLES = """\
-examples:
-  esper demo
-  esper demo --compute 2                        twice as long
-"""
-
-
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Train three small GPTs on the sources of Python's own library, with equal compute: static "
-        "ones of 2 and of 4 blocks, and one that grows from 1 block to 2 and to 4. Takes about two "
-        "minutes on two cores."
-    )
-    parser.epilog = _EXAMPLES
+    """Add the options of the command."""
     parser.add_argument(
         "--out", default="runs/demo", metavar="FOLDER", help="folder for picture and report"
     )
@@ -118,8 +113,8 @@ def set_up(parser: Parser) -> None:
         metavar="X",
         help=f"training compute of each network, in multiples of {BUDGET:.3g} FLOPs",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=run, needs_no_torch=True)
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+    parser.set_defaults(needs_no_torch=True)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,11 @@
-"""`esper doctor`: show versions, devices, threads, data found, and what is missing."""
+"""Show versions, devices, threads, data found, and what is missing.
+
+Lists the optional packages that are not installed, with the command that installs them.
+
+Examples:
+  esper doctor
+  esper doctor --json > doctor.json          for a bug report
+"""
 
 from __future__ import annotations
 
@@ -14,12 +21,6 @@ from esper.scripts.cli.main import Parser
 from esper.scripts.cli.output import answer, out_console, safe
 from esper.utils.process import grouped, software_versions
 
-_EXAMPLES = """\
-examples:
-  esper doctor
-  esper doctor --json > doctor.json          for a bug report
-"""
-
 _EXTRAS = {
     "dash": ("starlette", "uvicorn"),
     "export": ("onnx", "onnxscript"),
@@ -28,17 +29,11 @@ _EXTRAS = {
 
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Show what Esper finds on this machine: versions, devices, threads and data, and the "
-        "optional packages that are missing."
-    )
-    parser.epilog = _EXAMPLES
+    """Add the options of the command."""
     parser.add_argument(
         "--data", metavar="PATH", help="folder of the data files (default: see docs/data.md)"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

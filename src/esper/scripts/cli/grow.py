@@ -1,4 +1,20 @@
-"""`esper grow`: train one network while a controller grows it."""
+"""Train one network while a controller grows it.
+
+Compares it with its twin: the same network, trained on the same batches, that never grows.
+
+Examples:
+  esper grow --task digits --out runs/first                       embedded data, CPU, one minute
+  esper grow --task digits --controller heuristic:plateau_epochs=5
+  esper grow --task digits --optimizer adamw --learning-rate 0.003
+  esper grow --task digits --set growth.training.seed_warmup=2    any setting of the page Settings
+  esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
+  esper grow --model mynet.py:make --slots layer1,layer2 --data images.npz --out runs/mine
+  esper grow --resume --out runs/first                            continue after a stop
+  esper grow --resume --epochs 80 --out runs/first                train longer
+  esper grow --resume --model mynet.py:make --out runs/mine
+  esper grow --task sources --deepen --out runs/deeper            wake blocks instead of seeds
+  esper grow --model gpt.py:make --data text.npz --deepen-start 3 --deepen-controller slope
+"""
 
 from __future__ import annotations
 
@@ -25,21 +41,6 @@ from esper.scripts.cli.output import answer, err_console, interrupted, naming_re
 from esper.utils.process import choose_device
 from esper.utils.settings import change_settings, parse_settings
 
-_EPILOG = """\
-examples:
-  esper grow --task digits --out runs/first                       embedded data, CPU, one minute
-  esper grow --task digits --controller heuristic:plateau_epochs=5
-  esper grow --task digits --optimizer adamw --learning-rate 0.003
-  esper grow --task digits --set growth.training.seed_warmup=2    any setting of the page Settings
-  esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
-  esper grow --model mynet.py:make --slots layer1,layer2 --data images.npz --out runs/mine
-  esper grow --resume --out runs/first                            continue after a stop
-  esper grow --resume --epochs 80 --out runs/first                train longer
-  esper grow --resume --model mynet.py:make --out runs/mine
-  esper grow --task sources --deepen --out runs/deeper            wake blocks instead of seeds
-  esper grow --model gpt.py:make --data text.npz --deepen-start 3 --deepen-controller slope
-"""
-
 _CONTROLLERS = (
     "who decides what grows: tamiyo (the shipped learned policy, for 12 epochs or more), "
     "heuristic, trial, plateau, periodic, random, wait (never grows), schedule:FILE, the folder "
@@ -49,12 +50,7 @@ _CONTROLLERS = (
 
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Train one network while a controller grows it, and compare it with its twin: the same "
-        "network, trained on the same batches, that never grows."
-    )
-    parser.epilog = _EPILOG
+    """Add the options of the command."""
     what = parser.add_argument_group("what to grow")
     what.add_argument("--task", metavar="T", help="a task of `esper tasks`")
     what.add_argument(
@@ -188,7 +184,6 @@ def set_up(parser: Parser) -> None:
         choices=("onnx", "pt2"),
         help="also export the grown network to RUN/grown.FORMAT",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

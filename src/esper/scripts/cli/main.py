@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose every error is one line on standard error and exit code 2."""
 
     late_epilog: Callable[[], str] | None = None
-    """Returns the epilog of the help text; for one that is slow to make."""
+    """Returns the end of the epilog, if that is slow to make."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Create a parser that refuses abbreviated options, so that new ones can be added."""
@@ -54,7 +54,8 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the help text."""
         if self.late_epilog is not None:
-            self.epilog = self.late_epilog()
+            self.epilog = f"{self.epilog}\n{self.late_epilog()}"
+            self.late_epilog = None
         return super().format_help()
 
     def parse_known_args(  # type: ignore[override]
@@ -139,7 +140,12 @@ def build_parser(arguments: Sequence[str] = ()) -> Parser:
     for name, line in VERBS.items():
         verb = verbs.add_parser(name, help=line)
         if name == asked:
-            import_module(f"esper.scripts.cli.{name}").set_up(verb)
+            module = import_module(f"esper.scripts.cli.{name}")
+            # The docstring of a command is its help: what it does, then examples.
+            text, _, examples = (module.__doc__ or "").partition("Examples:\n")
+            verb.description, verb.epilog = " ".join(text.split()), f"examples:\n{examples}"
+            verb.set_defaults(run=module.run)
+            module.set_up(verb)
     for choice in verbs._choices_actions:
         # The list of commands shows no defaults.
         choice.default = argparse.SUPPRESS

@@ -1,4 +1,18 @@
-"""`esper prove`: compare controllers on paired seeds, with statistics and verdicts."""
+r"""Compare controllers on paired seeds, with confidence intervals and verdicts.
+
+The controllers, here called arms, play the same seeds of a family of tasks under the same limits of
+parameters and FLOPs. The verdict on the first arm against each other one is beats, ties or loses.
+
+Examples:
+  esper prove --quick --out runs/quick                  tamiyo against five controls, in minutes
+  esper prove runs/tamiyo wait random periodic plateau heuristic:runs/search/heuristic.json \
+      schedule:runs/search/schedule.json contextual:runs/search/contextual.json static \
+      scratch:tamiyo --family image16_family --split select --out runs/proof
+  esper prove patient=heuristic:plateau_epochs=9 heuristic wait --out runs/patience
+  esper prove --resume --out runs/proof                 continue after a stop
+  esper prove --list --family image16_family            members, arms, benchmarks and their scores
+  esper prove runs/tamiyo --benchmark digits-v1 --out runs/entry     an entry, ranked
+"""
 
 from __future__ import annotations
 
@@ -34,27 +48,10 @@ from esper.scripts.cli.output import (
 from esper.utils.files import atomic_write_text
 from esper.utils.settings import change_settings
 
-_EXAMPLES = """\
-examples:
-  esper prove --quick --out runs/quick                  tamiyo against five controls, in minutes
-  esper prove runs/tamiyo wait random periodic plateau heuristic:runs/search/heuristic.json \\
-      schedule:runs/search/schedule.json contextual:runs/search/contextual.json static \\
-      scratch:tamiyo --family image16_family --split select --out runs/proof
-  esper prove patient=heuristic:plateau_epochs=9 heuristic wait --out runs/patience
-  esper prove --resume --out runs/proof                 continue after a stop
-  esper prove --list --family image16_family            members, arms, benchmarks and their scores
-  esper prove runs/tamiyo --benchmark digits-v1 --out runs/entry     an entry, ranked
-"""
-
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Compare controllers, here called arms, on a family of tasks. All arms play the same seeds "
-        "under the same limits of parameters and FLOPs, and the verdict on the first arm against "
-        "each other one is beats, ties or loses."
-    )
-    parser.late_epilog = _epilog
+    """Add the options of the command."""
+    parser.late_epilog = _arms
     parser.add_argument(
         "arms",
         nargs="*",
@@ -75,7 +72,6 @@ def set_up(parser: Parser) -> None:
     )
     add_options(parser, split="select")
     add_engine_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -168,7 +164,7 @@ def print_verdicts(found: dict[str, Any], folder: Any) -> None:
     print_line(console, f"report: {folder / 'report.md'}")
 
 
-def _epilog() -> str:
+def _arms() -> str:
     from esper.lab.proof.arm import KINDS
 
-    return f"{_EXAMPLES}\narms:\n{listed(KINDS)}"
+    return f"arms:\n{listed(KINDS)}"

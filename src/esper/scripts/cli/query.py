@@ -1,4 +1,16 @@
-"""`esper query`: read-only SQL on what a run recorded."""
+"""Run one SQL SELECT on what a run recorded.
+
+Prints the rows as a table, CSV or JSON. Nothing can be changed.
+
+Examples:
+  esper query runs/first "SELECT step, val_score FROM epochs ORDER BY val_score DESC LIMIT 5"
+  esper query runs/first "SELECT op, COUNT(*) FROM decisions GROUP BY op" --csv
+  esper query runs/first "SELECT term, AVG(mean), AVG(share) FROM round_terms GROUP BY term"
+  esper query runs/first "SELECT * FROM alarms" --json
+  esper query runs/first "SELECT name FROM sqlite_master"
+
+The page Telemetry of the documentation lists every table and column with its unit.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +29,13 @@ from esper.nissa.query import query_run, stream_query
 from esper.scripts.cli.main import Parser
 from esper.scripts.cli.output import err_console, find_store, out_console, safe, somebody_reads
 
-_EPILOG = """\
-examples:
-  esper query runs/first "SELECT step, val_score FROM epochs ORDER BY val_score DESC LIMIT 5"
-  esper query runs/first "SELECT op, COUNT(*) FROM decisions GROUP BY op" --csv
-  esper query runs/first "SELECT term, AVG(mean), AVG(share) FROM round_terms GROUP BY term"
-  esper query runs/first "SELECT * FROM alarms" --json
-  esper query runs/first "SELECT name FROM sqlite_master"
-
-The page Telemetry of the documentation lists every table and column with its unit.
-"""
-
 _TABLE_ROWS = 200
 _WIDE = 10
 _CELL = 200
 
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Run one SQL SELECT on the database of a run and print the rows. Nothing can be changed."
-    )
-    parser.epilog = _EPILOG
+    """Add the options of the command."""
     parser.add_argument("where", metavar="RUN", help="run folder")
     parser.add_argument("sql", metavar="SQL", help="one SELECT statement, in quotes")
     form = parser.add_mutually_exclusive_group()
@@ -53,7 +50,7 @@ def set_up(parser: Parser) -> None:
     parser.add_argument(
         "--timeout", type=float, metavar="S", default=60.0, help="time limit in seconds; 0: none"
     )
-    parser.set_defaults(run=run, needs_no_torch=True)
+    parser.set_defaults(needs_no_torch=True)
 
 
 def run(options: argparse.Namespace) -> int:

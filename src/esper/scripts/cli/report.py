@@ -1,4 +1,11 @@
-"""`esper report`: write one HTML file about a run."""
+"""Write one self-contained HTML file about a run.
+
+The run may be finished or not. The file needs neither a network nor scripts.
+
+Examples:
+  esper report runs/first                     writes runs/first/report.html
+  esper report runs/first --out first.html
+"""
 
 from __future__ import annotations
 
@@ -11,23 +18,13 @@ from esper.nissa.report import report_run
 from esper.scripts.cli.main import Parser
 from esper.scripts.cli.output import answer, find_store, out_console, print_line
 
-_EPILOG = """\
-examples:
-  esper report runs/first                     writes runs/first/report.html
-  esper report runs/first --out first.html
-"""
-
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Write the report of a run, finished or not, as one HTML file that needs no network."
-    )
-    parser.epilog = _EPILOG
+    """Add the options of the command."""
     parser.add_argument("where", metavar="RUN", help="run folder")
     parser.add_argument("--out", metavar="FILE", help="file to write (default: RUN/report.html)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
-    parser.set_defaults(run=run, needs_no_torch=True)
+    parser.set_defaults(needs_no_torch=True)
 
 
 def run(options: argparse.Namespace) -> int:

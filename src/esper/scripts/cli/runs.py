@@ -1,4 +1,11 @@
-"""`esper runs`: list runs with their state, progress and scores."""
+"""List runs with their state, progress and scores.
+
+Lists all runs below a folder, including searches, clones and proofs, newest first.
+
+Examples:
+  esper runs
+  esper runs --root /mnt/experiments --json
+"""
 
 from __future__ import annotations
 
@@ -18,11 +25,6 @@ from esper.scripts.cli.output import err_console, new_table, out_console, points
 
 _ROOT = "runs"
 
-_EXAMPLES = """\
-examples:
-  esper runs
-  esper runs --root /mnt/experiments --json
-"""
 
 _VALIDATION = ("val\nscore", "val\ngain")
 _TEST = ("test\nscore", "test\ngain")
@@ -30,14 +32,10 @@ _STYLES = {"running": "cyan", "interrupted": "yellow", "finished": "green", "dam
 
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "List the runs below a folder, including searches, clones and proofs, newest first."
-    )
-    parser.epilog = _EXAMPLES
+    """Add the options of the command."""
     parser.add_argument("--root", metavar="DIR", help=f"folder to search (default: {_ROOT})")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
-    parser.set_defaults(run=run, needs_no_torch=True)
+    parser.set_defaults(needs_no_torch=True)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,24 @@
-"""`esper search`: search schedules and settings by successive halving."""
+"""Search for the best fixed growth schedule and heuristic settings.
+
+Successive halving: every plan plays a few seeds on every member, the better plans play more. Each
+network is compared with the one of the same seed that never grows.
+
+Examples:
+  esper search --family image16_family --count 24 --out runs/search       64 plans, then 16, then 4
+  esper search --rungs 16x2 4x4 --heuristics 4 --count 3 --out runs/small
+  esper search --resume --out runs/search                                 continue after a stop
+
+files in the folder:
+  schedule.json    the best single schedule        esper grow --controller schedule:FILE
+  heuristic.json   the heuristic's best settings   esper grow --controller heuristic:FILE
+  privileged.json  the best schedule per member    esper prove ... privileged:FILE
+  contextual.json  schedules by task descriptors   esper prove ... contextual:FILE
+  lessons.json     a schedule for every train member of the family    esper clone FOLDER
+  summary.json     the results in short
+  results.jsonl    every network: errors, sizes, what it grew
+  plans.json       the schedules that were tried, with --children
+  ratios.jsonl     log ratios of errors against the wait controller, by member, plan and seed
+"""
 
 from __future__ import annotations
 
@@ -24,33 +44,9 @@ from esper.scripts.cli.output import (
     safe,
 )
 
-_EPILOG = """\
-examples:
-  esper search --family image16_family --count 24 --out runs/search       64 plans, then 16, then 4
-  esper search --rungs 16x2 4x4 --heuristics 4 --count 3 --out runs/small
-  esper search --resume --out runs/search                                 continue after a stop
-
-files in the folder:
-  schedule.json    the best single schedule        esper grow --controller schedule:FILE
-  heuristic.json   the heuristic's best settings   esper grow --controller heuristic:FILE
-  privileged.json  the best schedule per member    esper prove ... privileged:FILE
-  contextual.json  schedules by task descriptors   esper prove ... contextual:FILE
-  lessons.json     a schedule for every train member of the family    esper clone FOLDER
-  summary.json     the results in short
-  results.jsonl    every network: errors, sizes, what it grew
-  plans.json       the schedules that were tried, with --children
-  ratios.jsonl     log ratios of errors against the wait controller, by member, plan and seed
-"""
-
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Search for the best fixed growth schedule and the best settings of the heuristic, by "
-        "successive halving: every plan plays a few seeds on every member, the better plans play "
-        "more. Each network is compared with the one of the same seed that never grows."
-    )
-    parser.epilog = _EPILOG
+    """Add the options of the command."""
     what = parser.add_argument_group("what to search")
     what.add_argument(
         "--rungs",
@@ -85,7 +81,6 @@ def set_up(parser: Parser) -> None:
         "(default: val)",
     )
     add_options(parser, split="train")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,13 @@
-"""`esper tasks`: list the tasks and families."""
+"""List the tasks and families with their sizes, slots and data.
+
+A task is a data set with a host network; a family is a set of tasks that differ in size, data or
+training.
+
+Examples:
+  esper tasks
+  esper tasks --family digits_family
+  esper grow --task digits                 grow the host of a task
+"""
 
 from __future__ import annotations
 
@@ -19,21 +28,8 @@ if TYPE_CHECKING:
 _SPLITS: tuple[FamilySplit, ...] = ("train", "select", "claim")
 
 
-_EXAMPLES = """\
-examples:
-  esper tasks
-  esper tasks --family digits_family
-  esper grow --task digits                 grow the host of a task
-"""
-
-
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "List the tasks, each a data set with a host network, and the families, each a set of "
-        "tasks that differ in size, data or training."
-    )
-    parser.epilog = _EXAMPLES
+    """Add the options of the command."""
     parser.add_argument(
         "--family", metavar="NAME", help="list the axes and members of one family instead"
     )
@@ -41,7 +37,6 @@ def set_up(parser: Parser) -> None:
         "--data", metavar="PATH", help="folder of the data files (default: see docs/data.md)"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,17 @@
-"""`esper train`: train a controller."""
+"""Train a controller with PPO on many networks at once.
+
+Each round grows many networks, one episode each, and then updates the policy.
+
+Examples:
+  esper train smoke --out runs/smoke                     a few seconds: does it run here?
+  esper train digits --out runs/digits                   the embedded digits, 60 decisions
+  esper train digits --set ppo.clip=0.1 --out runs/clip  the same with one setting changed
+  esper train runs/digits/config.yaml --seed 1 --out runs/again
+  esper train --resume --out runs/digits                 continue exactly where it stopped
+  esper train --resume --set ppo.entropy_coef=0.1 --reset-heads blueprint,tempo --out runs/digits
+  esper train cifar --engine ray --address auto --out runs/cifar    on all GPUs of a Ray cluster
+  esper grow --task digits --controller runs/digits --out runs/grown    use the trained policy
+"""
 
 from __future__ import annotations
 
@@ -33,26 +46,10 @@ from esper.utils.settings import parse_settings
 
 _RECIPES = "(default: the recipe's)"
 
-_EXAMPLES = """\
-examples:
-  esper train smoke --out runs/smoke                     a few seconds: does it run here?
-  esper train digits --out runs/digits                   the embedded digits, 60 decisions
-  esper train digits --set ppo.clip=0.1 --out runs/clip  the same with one setting changed
-  esper train runs/digits/config.yaml --seed 1 --out runs/again
-  esper train --resume --out runs/digits                 continue exactly where it stopped
-  esper train --resume --set ppo.entropy_coef=0.1 --reset-heads blueprint,tempo --out runs/digits
-  esper train cifar --engine ray --address auto --out runs/cifar    on all GPUs of a Ray cluster
-  esper grow --task digits --controller runs/digits --out runs/grown    use the trained policy
-"""
-
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Train a controller with PPO. Each round grows many networks at once, one episode each, "
-        "and then updates the policy."
-    )
-    parser.late_epilog = _epilog
+    """Add the options of the command."""
+    parser.late_epilog = _recipes
     parser.add_argument(
         "recipe",
         metavar="RECIPE",
@@ -82,7 +79,6 @@ def set_up(parser: Parser) -> None:
         metavar="H,H",
         help="with --resume: heads to initialise again, such as blueprint,tempo (default: none)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -185,7 +181,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _epilog() -> str:
+def _recipes() -> str:
     from esper.simic.training.config import describe_recipes
 
-    return f"{_EXAMPLES}\nrecipes:\n{listed(describe_recipes())}"
+    return f"recipes:\n{listed(describe_recipes())}"

@@ -1,4 +1,12 @@
-"""`esper watch`: a run in the terminal, live or finished, from its store alone."""
+"""Show one run in the terminal, live or finished.
+
+Shows the slots or blocks of a growing network, or the rounds of a controller in training, until the
+run ends.
+
+Examples:
+  esper watch runs/first              until it ends; Ctrl-C stops watching, not the run
+  esper watch runs/first --every 30   update twice a minute
+"""
 
 from __future__ import annotations
 
@@ -22,25 +30,14 @@ from esper.scripts.cli.views import GrowthView
 
 _SPARKS = 40
 
-_EPILOG = """\
-examples:
-  esper watch runs/first              until it ends; Ctrl-C stops watching, not the run
-  esper watch runs/first --every 30   update twice a minute
-"""
-
 
 def set_up(parser: Parser) -> None:
-    """Add the description, examples and options of the command."""
-    parser.description = (
-        "Show a run in the terminal until it ends: the slots or blocks of a growing network, or "
-        "the rounds of a controller in training."
-    )
-    parser.epilog = _EPILOG
+    """Add the options of the command."""
     parser.add_argument("where", metavar="RUN", help="run folder")
     parser.add_argument(
         "--every", type=float, default=1.0, metavar="S", help="seconds between updates (default: 1)"
     )
-    parser.set_defaults(run=run, needs_no_torch=True)
+    parser.set_defaults(needs_no_torch=True)
 
 
 def run(options: argparse.Namespace) -> int:
