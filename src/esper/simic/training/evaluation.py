@@ -1,4 +1,4 @@
-"""Evaluation: a controller on fresh seeds against the same networks that only wait."""
+"""Evaluation of a controller on new seeds, against twins that do not grow."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def play_episodes(
     plan: RoundPlan,
     twins: Tensor | None = None,
 ) -> RoundOutcome:
-    """Let a controller play one episode in every row, and return what came of it.
+    """Let a controller play one episode in every row, and return the outcome.
 
     Args:
         environment: the rows.
-        controller: who decides.
-        reward: what is paid.
-        plan: the rows' seeds and tasks.
-        twins: float32 [rows, epochs], the waiting twins' scores; None where no twin runs.
+        controller: chooses the actions.
+        reward: computes the rewards.
+        plan: tasks and seeds of the rows.
+        twins: float32 [rows, epochs], scores of the twins; None without twins.
     """
     rows, device = environment.rows, environment.device
     episodes = Episodes(environment, reward)
@@ -63,7 +63,7 @@ def play_episodes(
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with the interval that holds it at some confidence."""
+    """A mean with its confidence interval."""
 
     mean: float
     low: float
@@ -75,11 +75,11 @@ class Interval:
 
 
 def paired_interval(differences: Tensor | Sequence[float], confidence: float = 0.95) -> Interval:
-    """Return the mean of paired differences [N] with its interval.
+    """Return the mean of paired differences [N] with its t-interval.
 
     Args:
         differences: one number per pair, such as a network's score minus its twin's.
-        confidence: share of such intervals that hold the true mean.
+        confidence: confidence level of the interval.
     """
     values = torch.as_tensor(differences, dtype=torch.float64)
     count = values.numel()
@@ -95,22 +95,22 @@ def paired_interval(differences: Tensor | Sequence[float], confidence: float = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a controller brought, seed by seed; tensors [N] on the CPU."""
+    """Results of a controller, seed by seed; tensors [N] on the CPU."""
 
     tasks: Sequence[str]
     seeds: Sequence[int]
     val_scores: Tensor
-    """float64, final validation score."""
+    """float64, final validation scores."""
     twin_val_scores: Tensor
-    """float64, the waiting twin's."""
+    """float64, those of the twins."""
     test_scores: Tensor
-    """float64, NaN where the test split was left alone."""
+    """float64, NaN if the test split was not used."""
     twin_test_scores: Tensor
-    """float64, the waiting twin's."""
+    """float64, those of the twins."""
     returns: Tensor
     """float64, sums of raw rewards."""
     twin_returns: Tensor
-    """float64, what waiting pays."""
+    """float64, those of the twins."""
     germinated: Tensor
     """int64, seeds germinated."""
     fossilized: Tensor
@@ -124,7 +124,7 @@ class Evaluation:
     parameter_ratios: Tensor
     """float64, parameters at the end over the host's."""
     flop_ratios: Tensor
-    """float64, operations per sample at the end over the host's."""
+    """float64, FLOPs per sample at the end over the host's."""
     op_counts: dict[str, int]
     """How often every op was taken."""
 
@@ -156,19 +156,19 @@ class Evaluation:
 
 
 SELECT_SEEDS = 1 << 20
-"""Number of the first seed by which the best policy of a run is chosen; what is claimed of it is
-measured on others, which count from 0."""
+"""First of the seeds that choose the best policy of a run. Claims are measured on other seeds,
+which start at 0."""
 
 
 class Evaluator:
-    """Plays the same fresh seeds with one controller after another; twins are played once.
+    """Plays the same new seeds with one controller after another; twins are played once.
 
     Args:
-        config: tasks, episode length, reward and how rows live.
-        seeds: how many seeds of every task or family.
+        config: tasks, episode length, reward and population.
+        seeds: number of seeds of every task or family.
         first_seed: number of the first of them.
         touch_test: whether the test split is scored at the end.
-        row_source: where the populations come from, to share the data it has read.
+        row_source: makes the populations; share one to share its data.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Evaluator:
         touch_test: bool = True,
         row_source: TaskRows | None = None,
     ) -> None:
-        """Look the tasks up; nothing is played yet."""
+        """Look up the tasks."""
         self.config = config
         self._row_source = row_source or TaskRows(config)
         self._numbers = range(first_seed, first_seed + seeds)
@@ -191,8 +191,8 @@ class Evaluator:
         """Play every seed once and compare it with its twin.
 
         Args:
-            controller: a policy, a controller, or the name of one as on the command line.
-            greedy: whether a policy takes its likeliest actions or draws.
+            controller: a policy, a controller, or its name as on the command line.
+            greedy: whether a policy takes its likeliest actions or samples.
         """
         if self._twins is None:
             # A waiting row is its own twin and gains nothing over it. Its curve is known only

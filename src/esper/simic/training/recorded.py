@@ -73,12 +73,12 @@ class TrainingRun(RecordedRun[Progress]):
     """A training run that is open for writing; made by `start_training` and `resume_training`.
 
     Args:
-        folder: where it lies.
-        trainer: what is trained, in the state to go on from.
-        store: where it is written down.
+        folder: the run folder.
+        trainer: the trainer, in the state to continue from.
+        store: the store of the run.
         command: the command that started it.
-        inputs: what it stands on beside its settings.
-        is_saved: whether the newest checkpoint holds the trainer's state.
+        inputs: data and versions that the run depends on besides its settings.
+        is_saved: whether the newest checkpoint has the trainer's state.
     """
 
     kind = TRAINING
@@ -93,7 +93,7 @@ class TrainingRun(RecordedRun[Progress]):
         *,
         is_saved: bool = False,
     ) -> None:
-        """Bring the parts together; nothing is written yet."""
+        """Set up the run; nothing is written yet."""
         save_every_s = trainer.config.checkpoint_seconds
         super().__init__(
             folder, store, command, inputs, save_every_s=save_every_s, is_saved=is_saved
@@ -121,14 +121,14 @@ class TrainingRun(RecordedRun[Progress]):
         return is_turn or super().is_due(step)
 
     def record(self, step: Progress) -> None:
-        """Write a round down where one is finished."""
+        """Store a round if the step finished it."""
         report = step.report
         if report is not None:
             record_round(self.store, self.trainer, report)
             self.folder.log(f"round {round_number(report.round)} {round_line(report)}")
 
     def best(self, step: Progress) -> Write | None:
-        """Return what writes the policy of this round, where its average is the best so far."""
+        """Return a function that writes the policy of this round if it is the best so far."""
         report = step.report
         if report is None or not report.is_best:
             return None
@@ -137,12 +137,12 @@ class TrainingRun(RecordedRun[Progress]):
             "merit_rolling": report.merit_rolling,
             "score_rolling": report.score_rolling,
         }
-        # It may be trained on before it is written.
+        # A copy: training may go on before it is written.
         policy = copy.deepcopy(self._policy())
         return lambda folder: save_policy(folder, policy, meta=meta)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
-        """Return the state, what its manifest says, and the policy as a part of its own."""
+        """Return the state, the manifest's entries, and the policy as a separate part."""
         meta = self._meta()
 
         def write_policy(folder: Path) -> None:
@@ -151,7 +151,7 @@ class TrainingRun(RecordedRun[Progress]):
         return self.trainer.state_dict(), meta, {CHECKPOINT_POLICY: write_policy}
 
     def record_stop(self) -> str:
-        """Write down that the run stops before its end; return where it stopped, in words."""
+        """Record that the run was interrupted; return where, in words."""
         self.store.finish("interrupted")
         return f"in round {round_number(self.trainer.round)}, step {self.trainer.step}"
 
@@ -182,13 +182,13 @@ class TrainingRun(RecordedRun[Progress]):
         super().__exit__(kind, error, trace)
 
     def _policy(self) -> Policy:
-        """Return the policy with the limits on growth and the length of runs it learns under."""
+        """Return the policy with the growth limits and the horizon of its training."""
         names = [name for stage in self.config.stages for name in stage.tasks]
         horizon = shortest_run(names, self.config.epochs)
         return replace(self.trainer.policy, limits=common_limits(names), horizon=horizon)
 
     def _meta(self) -> dict[str, Any]:
-        """Return what a checkpoint's manifest says of it."""
+        """Return the entries of a checkpoint's manifest."""
         trainer = self.trainer
         return {
             "recipe": self.config.recipe,
@@ -213,11 +213,11 @@ def start_training(
 ) -> TrainingRun:
     """Create a run folder and open it; nothing is trained yet.
 
-    With a cluster the rows live there, whatever it is when the run is continued.
+    With a Ray cluster the rows are there; a continued run may use another one or none.
     """
     check_sinks(sinks)
     trainer = Trainer(config, cluster=cluster)
-    # A wrong request must not replace a run that is there.
+    # Before the folder is claimed: a wrong request must not replace an existing run.
     inputs = _find_inputs(trainer)
     folder = RunFolder(path)
     with folder.claim_new(config.to_mapping(), overwrite=overwrite) as lock:
@@ -238,20 +238,20 @@ def resume_training(
     on_alarm: OnAlarm | None = None,
     cluster: RayCluster | None = None,
 ) -> TrainingRun:
-    """Open a run to go on from its last checkpoint, exactly or with the named changes.
+    """Open a run to continue from its last checkpoint, exactly or with changed settings.
 
     Args:
         path: the run folder.
         settings: changes by dotted key; see `change_settings`.
-        reset_heads: heads that start afresh.
-        checkpoint: which checkpoint to go on from.
-        sinks: where records are shown beside the store.
+        reset_heads: heads that are initialised anew.
+        checkpoint: the checkpoint to continue from.
+        sinks: where records go besides the store.
         on_alarm: called with every alarm.
-        cluster: where the rows live from now on instead of in this process.
+        cluster: Ray cluster that holds the rows; by default this process does.
 
     Raises:
-        UsageError: It is no training run, or a setting cannot change.
-        CheckpointError: The checkpoint is damaged or foreign.
+        UsageError: It is not a training run, or a setting cannot change.
+        CheckpointError: The checkpoint is damaged, or belongs to another kind of run.
     """
     check_sinks(sinks)
     folder = RunFolder(path)
@@ -259,8 +259,7 @@ def resume_training(
         config = read_run_config(folder)
         state = Checkpoints(folder.path, TRAINING).load(checkpoint)
         config = change_settings(config, settings or {})
-        # What the checkpoint was saved under, not what the folder says: a change may not be saved
-        # yet.
+        # Compared with the settings of the checkpoint: the folder may have newer ones.
         changes = SettingChanges()
         place = Checkpoints(folder.path, TRAINING).folder / checkpoint
         if state is not None:
@@ -276,7 +275,7 @@ def resume_training(
                 versions = inputs.differences(
                     folder.path, state["world"], {"data"} if named else ()
                 )
-                # What was decided by other heads says nothing about fresh ones.
+                # A round that other heads have played teaches the new ones nothing.
                 restarts = changes.restarts_round or bool(reset_heads)
                 trainer.load_state_dict(state, restart_round=restarts)
                 command, resume = str(state["command"]), state["telemetry"]
@@ -298,7 +297,7 @@ def resume_training(
                 f"changed: {changes.describe()}; fresh heads: {', '.join(reset_heads) or '-'}"
             )
             folder.write_config(config.to_mapping())
-            # A change is made once; whoever continues after this has it.
+            # Saved at once, so that the next resume has the change.
             run.save()
         return run
 
@@ -324,11 +323,11 @@ def read_run_config(folder: RunFolder) -> TrainConfig:
 
 
 UPDATE_FIGURES = ("explained_variance", "potential_share", "approx_kl")
-"""Columns of an update that are told of a run."""
+"""Columns of an update that are in the summary of a run."""
 
 
 def summarize_training(stored: StoredRun) -> dict[str, Any]:
-    """Return how the first round went, how the last tenth did, and where the policy is."""
+    """Return figures of the first round and of the last tenth, and the folder of the policy."""
     info = stored.info
     rounds = stored.rows("rounds")
     updates = stored.rows("updates", columns=("round", *UPDATE_FIGURES), where="is_last = 1")
@@ -367,7 +366,7 @@ def _means(rounds: Sequence[dict[str, Any]], updates: Sequence[dict[str, Any]]) 
 
 
 def _entropies(stored: StoredRun, rounds: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Return every head's mean normalised entropy on steps it decided, after these updates."""
+    """Return every head's mean conditional entropy after these updates."""
     if not rounds:
         return {}
     found = stored.rows(
@@ -386,7 +385,7 @@ def _entropies(stored: StoredRun, rounds: Sequence[dict[str, Any]]) -> dict[str,
 
 
 def _last_evaluation(rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the last greedy evaluation, None where there was none."""
+    """Return the last greedy evaluation; None if there was none."""
     for row in reversed(rounds):
         if row["eval_episodes"]:
             return {

@@ -1,7 +1,7 @@
-"""What a training run writes into its store: rounds, updates, episodes, and some rows in full.
+"""Writes a training run into its store: rounds, updates, episodes, and some rows in full.
 
-Everything but times and memory is a function of the run alone, so that a resumed run leaves what an
-uninterrupted one does. A round is written when it is finished, all of it together.
+Everything but times and memory depends on the run alone, so a resumed run stores the same as an
+uninterrupted one. A round is written as a whole when it is finished.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 
 
 def run_row(trainer: Trainer, *, name: str, command: str) -> RunRow:
-    """Return what the store says of a run that begins."""
+    """Return the row of the table `runs` for a new run."""
     config = trainer.config
     return RunRow(
         kind="train",
@@ -54,7 +54,7 @@ def run_row(trainer: Trainer, *, name: str, command: str) -> RunRow:
 
 
 def record_start(store: RunStore, trainer: Trainer) -> None:
-    """Write down what is about to be trained."""
+    """Record the start of training."""
     network = trainer.policy.network
     store.event(
         EventKind.TRAINING_STARTED,
@@ -69,7 +69,7 @@ def record_start(store: RunStore, trainer: Trainer) -> None:
 def record_changes(
     store: RunStore, trainer: Trainer, changes: SettingChanges, reset_heads: Sequence[str]
 ) -> None:
-    """Write down what is different about a run from here on."""
+    """Record changes of settings, and heads that were reset."""
     words = [changes.describe()] if changes else []
     words += [f"fresh heads: {', '.join(reset_heads)}"] if reset_heads else []
     store.event(
@@ -86,11 +86,11 @@ def record_changes(
 
 
 def record_round(store: RunStore, trainer: Trainer, report: RoundReport) -> None:
-    """Write everything a finished round has to say."""
+    """Write a finished round."""
     outcome = report.outcome
     for table, columns in detail_columns(outcome, trainer.policy.blueprint_names).items():
         store.write_columns(table, columns)
-    # The round before its update: whoever watches the heads asks how much the round waited.
+    # The round before its update: monitors of the heads read the round's share of WAIT.
     events = [*_rollbacks(outcome), *_initiations(outcome)]
     rows: list[Row] = [*episode_rows(report), *events, round_row(report, trainer)]
     store.write(*rows, *report.update.rows(report.round, report.env_steps))
@@ -99,18 +99,18 @@ def record_round(store: RunStore, trainer: Trainer, report: RoundReport) -> None
 
 
 def _work(number: int, work: Sequence[ActorWork]) -> Iterator[EventRow]:
-    """Return events for what every actor of a cluster has done, and where actors were lost."""
+    """Return events about the work of every Ray actor, and about lost actors."""
     for each in work:
         event = partial(EventRow, round=number, row=each.actor, step=-1, volatile=True)
         for node in each.losses:
-            told = f"actor {each.actor} was lost on {node}; its rows were played again"
-            yield event(kind=EventKind.ACTOR_LOST, severity="warning", message=told)
-        told = f"actor {each.actor} on {each.node}: {each.epochs} epochs of networks"
-        yield event(kind=EventKind.ACTOR_WORKED, message=told, data=dataclasses.asdict(each))
+            line = f"actor {each.actor} was lost on {node}; its rows were played again"
+            yield event(kind=EventKind.ACTOR_LOST, severity="warning", message=line)
+        line = f"actor {each.actor} on {each.node}: {each.epochs} epochs of networks"
+        yield event(kind=EventKind.ACTOR_WORKED, message=line, data=dataclasses.asdict(each))
 
 
 def _rollbacks(outcome: RoundOutcome) -> Iterator[EventRow]:
-    """Return an event for every row that the governor ended."""
+    """Return an event for every row that the governor rolled back."""
     for row, reason in enumerate(outcome.rollback_reasons):
         if bool(outcome.rolled_back[row]):
             yield EventRow(
@@ -124,7 +124,7 @@ def _rollbacks(outcome: RoundOutcome) -> Iterator[EventRow]:
 
 
 def _initiations(outcome: RoundOutcome) -> Iterator[EventRow]:
-    """Return an event for every recorded row whose host has settled, at the epoch it did."""
+    """Return an event for every recorded row, at the epoch at which its host stabilized."""
     for index, row in enumerate(outcome.recorded_rows):
         lived = outcome.recorded_states["stabilized"][index, : int(outcome.lengths[row]) + 1]
         if bool(lived.any()):
@@ -139,7 +139,7 @@ def _initiations(outcome: RoundOutcome) -> Iterator[EventRow]:
 
 
 def round_row(report: RoundReport, trainer: Trainer) -> RoundRow:
-    """Return what the round's episodes were like, taken together."""
+    """Return the figures of a round over all its episodes."""
     outcome, seeds = report.outcome, report.outcome.seeds
     decisions, free = outcome.env_steps, int(outcome.free.sum())
     growth = outcome.states["params"].double() / outcome.states["host_params"].double()
@@ -196,7 +196,7 @@ def round_row(report: RoundReport, trainer: Trainer) -> RoundRow:
 
 
 def episode_rows(report: RoundReport) -> list[EpisodeRow]:
-    """Return how every episode ended."""
+    """Return the figures of every episode."""
     outcome, seeds = report.outcome, report.outcome.seeds
     added = (outcome.parameters - outcome.host_parameters).double()
     best = outcome.running_best
@@ -240,9 +240,9 @@ def episode_rows(report: RoundReport) -> list[EpisodeRow]:
 
 
 def record_end(store: RunStore, trainer: Trainer) -> None:
-    """Write down how the run ended: what networks and their twins scored in the last rounds."""
+    """Record the end of the run, with the scores of networks and twins in the last rounds."""
     score, merit = trainer.tally.score_rolling, trainer.tally.merit_rolling
-    # Without twins the merit is a return, which is on another scale.
+    # Without twins the merit is a return, not points.
     is_gain = trainer.twins is not None
     twin = score - merit if is_gain and score is not None and merit is not None else None
     store.finish("finished", val_score=score, twin_val_score=twin)
@@ -257,7 +257,7 @@ def _quantiles(name: str, values: Tensor) -> dict[str, float | None]:
 
 
 def _anti_gaming(outcome: RoundOutcome) -> dict[str, Any]:
-    """Return what the guards against gaming found."""
+    """Return the findings of the guards against reward gaming."""
     found: dict[str, Any] = {}
     penalty, ratio = outcome.detail("ransomware_penalty"), outcome.detail("attribution_ratio")
     if penalty is not None:
@@ -272,7 +272,7 @@ def _anti_gaming(outcome: RoundOutcome) -> dict[str, Any]:
 
 
 def _hindsight(outcome: RoundOutcome) -> dict[str, Any]:
-    """Return the distribution of the credit that scaffolds earned, paid or not."""
+    """Return the distribution of hindsight credit, paid or not."""
     credit, delay = outcome.detail("hindsight_credit"), outcome.detail("scaffold_delay")
     if credit is None:
         return {}

@@ -1,6 +1,6 @@
-"""Rows of a training run in full: decisions, epochs, slots, seeds, contributions.
+"""Columns of the tables with every step of recorded rows: decisions, epochs, slots, seeds.
 
-They are columns looked up over whole tensors; only the few seeds are gone through one by one.
+They are read from whole tensors; only the few seeds are visited one by one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STAGE_NAMES = {int(stage): stage.name for stage in SeedStage}
 
 
 def detail_columns(outcome: RoundOutcome, blueprints: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the columns of every table that has whole episodes of the recorded rows, by table."""
+    """Return the columns of recorded rows, by table."""
     rows = torch.tensor(list(outcome.recorded_rows), dtype=torch.int64)
     if not len(rows):
         return {}
@@ -47,7 +47,7 @@ def detail_columns(outcome: RoundOutcome, blueprints: Sequence[str]) -> dict[str
 
 
 def _decisions(outcome: RoundOutcome, rows: Tensor, blueprints: Sequence[str]) -> dict[str, Any]:
-    """Return what was decided, why and what it paid, one value per decision."""
+    """Return the columns of `decisions`, one value per decision."""
     detail, decisions = outcome.recorded_decisions, outcome.decisions
     active = outcome.active[rows]
     row_index, step_index = active.nonzero(as_tuple=True)
@@ -97,9 +97,9 @@ def _decisions(outcome: RoundOutcome, rows: Tensor, blueprints: Sequence[str]) -
 
 
 def _by_name(names: Sequence[str], values: Tensor) -> list[dict[str, float]]:
-    """Return one mapping per decision from [decisions, names]; what is absent (NaN) is left out.
+    """Return one mapping per decision from [decisions, names], without NaN.
 
-    Seven digits are all that a float32 holds; adding 0 turns a minus 0 into 0.
+    A float32 has seven digits; adding 0 turns -0 into 0.
     """
     return [
         {
@@ -118,7 +118,7 @@ _OF_EPOCHS = {
     "parameters": "params",
     "host_parameters": "host_params",
 }
-"""Columns of `epochs` that are states, by the name of the state."""
+"""Columns of `epochs` and the states that they hold."""
 
 _OF_STAGES = {
     **{name: name for name in ("alpha", "alpha_target", "epochs_in_stage", "age")},
@@ -126,7 +126,7 @@ _OF_STAGES = {
     "parameters": "slot_params",
     "flops": "slot_flops",
 }
-"""Columns of `seed_stages` that are states, by the name of the state."""
+"""Columns of `seed_stages` and the states that they hold."""
 
 
 def _epochs(outcome: RoundOutcome, rows: Tensor, lived: Tensor) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _stages(
 
 
 def _places(outcome: RoundOutcome, rows: Tensor, shown: Tensor) -> dict[str, Any]:
-    """Return which row, epoch and slot each of the chosen [recorded rows, states, slots] is."""
+    """Return row, epoch and slot of each chosen entry of [recorded rows, states, slots]."""
     row_index, _, slot_index = shown.nonzero(as_tuple=True)
     epoch = outcome.recorded_states["epoch"].unsqueeze(-1).expand_as(shown)
     row, slots = rows[row_index].tolist(), slot_index.tolist()
@@ -179,18 +179,18 @@ def _places(outcome: RoundOutcome, rows: Tensor, shown: Tensor) -> dict[str, Any
 
 
 def _improvement(outcome: RoundOutcome, rows: Tensor) -> Tensor:
-    """Return [recorded rows, states, slots]: the score since germination, NaN without a seed."""
+    """Return [recorded rows, states, slots]: change of the score since germination, or NaN."""
     germinated, score = outcome.seeds.germinated[rows], outcome.recorded_states["val_score"]
     steps = torch.arange(germinated.shape[1]).view(1, -1, 1)
     born = torch.where(germinated, steps, -1).cummax(1).values
-    # A seed of decision t is there from state t + 1 on.
+    # A seed that germinates by decision t is present from state t + 1 on.
     born = torch.cat([torch.full_like(born[:, :1], -1), born], dim=1)
     scores = score.unsqueeze(-1).expand_as(born)
     return torch.where(born >= 0, scores - scores.gather(1, born.clamp(min=0)), torch.nan)
 
 
 def _contributions(outcome: RoundOutcome, rows: Tensor, lived: Tensor) -> dict[str, Any]:
-    """Return what was measured in the epoch itself: seeds whose output reached the host."""
+    """Return the contributions measured in each epoch, of seeds that are blended."""
     states = outcome.recorded_states
     shown = lived.unsqueeze(-1) & is_in(states["stage"], BLENDED_STAGES)
     shown &= (states["counterfactual_age"] == 0) & ~states["contribution"].isnan()
@@ -203,7 +203,7 @@ def _contributions(outcome: RoundOutcome, rows: Tensor, lived: Tensor) -> dict[s
 
 
 def _seeds(outcome: RoundOutcome, rows: Tensor, blueprints: Sequence[str]) -> dict[str, Any]:
-    """Return the life of every seed of the recorded rows; there are few, so one by one."""
+    """Return the columns of `seeds`, one value per seed of the recorded rows."""
     states, seeds = outcome.recorded_states, outcome.seeds
     found: list[dict[str, Any]] = []
     for index, row in enumerate(rows.tolist()):
@@ -216,7 +216,7 @@ def _seeds(outcome: RoundOutcome, rows: Tensor, blueprints: Sequence[str]) -> di
             pruned = _first(seeds.pruned[row, step:until, slot])
             end = fossil if fossil is not None else pruned
             stop = until if end is None else step + end
-            # After decision t the seed is in state t + 1; what was measured last counts.
+            # State t + 1 follows decision t; the last measurement counts.
             life = slice(step + 1, max(step, stop) + 2 if end != 0 else step + 2)
             worth = _last_known(states["contribution"][index, life, slot])
             error = _last_known(states["contribution_se"][index, life, slot])
@@ -265,7 +265,7 @@ def _alternatives(
     causal: Tensor,
     meanings: Sequence[Mapping[str, Sequence[HeadValue]]],
 ) -> list[dict[str, list[list[Any]]]]:
-    """Return, per decision and head that mattered, the two likeliest other choices."""
+    """Return the two likeliest other choices, by decision and by head that it used."""
     others = log_probs.scatter(-1, actions.unsqueeze(-1), -torch.inf)
     best, index = others.topk(_ALTERNATIVES, dim=-1)
     chances = best.exp().tolist()

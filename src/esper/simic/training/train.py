@@ -1,4 +1,4 @@
-"""`esper.train`: what the command does, in one call.
+"""`esper.train`: the command `esper train` as a function.
 
 trained = esper.train("digits", out="runs/tamiyo", rounds=50)
 esper.train(out="runs/tamiyo", resume=True, ppo={"clip": 0.1})
@@ -48,18 +48,18 @@ def train(
         out: the run folder.
         rounds: rounds of episodes and updates; the recipe's by default.
         device: 'auto', 'cpu' or 'cuda'; the recipe's by default.
-        resume: go on with the run in `out` exactly, or with the settings that are given here, or
-            start it where there is none; 'previous' goes on from the checkpoint before the latest.
+        resume: continue the run in `out` exactly, or with the settings given here; start it if
+            there is none. 'previous' continues from the checkpoint before the latest.
         overwrite: replace the run in `out`.
-        sinks: where curves and alarms are shown beside the store: 'tensorboard', 'wandb' (with
+        sinks: where curves and alarms go besides the store: 'tensorboard', 'wandb' (with
             WANDB_MODE=offline without a server), a registered name, or an object.
-        on_progress: called after every step; `progress.report` is the round it may have finished.
+        on_progress: called after every step; `progress.report` is set when a round is finished.
         settings: any other setting of `TrainConfig`; a mapping changes some of a nested one, as in
             `ppo={"clip": 0.1}`.
 
     Raises:
-        UsageError: Something about the request is wrong; one line says what would be right.
-        KeyboardInterrupt: Ctrl-C. The step in progress was finished and saved.
+        UsageError: An argument is wrong; the message says what to write instead.
+        KeyboardInterrupt: Ctrl-C; the step in progress was finished and saved.
     """
     if resume and overwrite:
         raise UsageError("resume continues a run and overwrite replaces it; give one of them")
@@ -68,7 +68,7 @@ def train(
         given["rounds"] = rounds
     if device is not None:
         given["device"] = choose_device(device).type
-    # A callback may leave the current folder.
+    # Absolute: a callback may change the current folder.
     out = Path(out).absolute()
     folder = RunFolder(out)
     if resume and folder.is_run:
@@ -87,7 +87,7 @@ def train(
 
 
 def resolve_recipe(recipe: str, settings: Mapping[str, Any]) -> TrainConfig:
-    """Return a recipe with some settings changed, complete for the machine it is to run on."""
+    """Return a recipe with some settings changed and its device resolved."""
     config = change_settings(find_recipe(recipe), settings)
     if "tasks" in settings and "curriculum" not in settings:
         config = config.replace(curriculum=())
@@ -95,7 +95,7 @@ def resolve_recipe(recipe: str, settings: Mapping[str, Any]) -> TrainConfig:
 
 
 def find_recipe(name: str) -> TrainConfig:
-    """Return the recipe with a name, or the one that a file or a run folder holds."""
+    """Return a recipe by its name, or read it from a file or a run folder."""
     path = Path(name)
     if os.path.isdir(path):
         path = path / SETTINGS
