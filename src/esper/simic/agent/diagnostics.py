@@ -1,8 +1,8 @@
-"""What is measured of an update: the round before it, and the policy after every pass.
+"""Diagnostics of an update: the round before it, and the policy after every pass.
 
-`describe_round` looks at the rollout once; `measure_policy` compares the policy with the one that
-acted. Both return columns of the store by name. Everything is masked tensor arithmetic over all
-heads at once, and comes to the host in one piece.
+`describe_round` summarises the rollout; `measure_policy` compares the policy with the one that
+acted. Both return columns of the store by name. They are masked tensor operations over all heads,
+copied to the host at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from esper.tamiyo.policy.action_masks import causal_heads
 from esper.tamiyo.policy.distribution import masked_log_softmax
 
 OP = HEAD_NAMES.index("op")
-LOW_RETURN_STD = 1e-3  # Returns that deviate less leave a critic nothing to explain.
+LOW_RETURN_STD = 1e-3  # Below this deviation of returns, a critic has nothing to explain.
 LATE_EPOCH = 100
-"""Documents 000 and 004 watch the memory beyond this epoch."""
+"""Documents 000 and 004 watch the LSTM's state after this epoch."""
 
 MEMORY_STEPS = 10
-"""Steps of an episode at which the memory is recorded, besides the last."""
+"""Number of steps of an episode at which the LSTM's state is recorded, besides the last."""
 
 FEEDBACK_ROWS = 4
 """Rows on which the dependence on the action feedback is measured."""
@@ -52,19 +52,19 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
 def describe_round(
     batch: RolloutBatch, targets: Targets, scale: Tensor, *, sees_op: bool = True
 ) -> dict[str, Any]:
-    """Return the columns that say what the round was like, before any step.
+    """Return columns that describe the round, before any optimizer step.
 
-    The critic is judged by what it says and by what it is to foresee, both without the reward's
-    potential. The potential is measured and known to the learner: it is in the baseline and in the
-    returns alike, so with it any critic would seem to explain what the potential explains.
+    The critic is judged by its values and its targets, both without the reward's potential. The
+    potential is in the baseline and in the returns alike, so with it any critic would seem to
+    explain what the potential explains.
 
     Args:
         batch: the round.
-        targets: what it teaches.
-        scale: what the critic's values are multiplied by to be rewards.
-        sees_op: whether the critic is given the op; without it there is no value of an op.
+        targets: its learning targets.
+        scale: factor from the critic's output to rewards.
+        sees_op: whether the critic is given the op; otherwise there are no values of ops.
     """
-    # Some hundred small operations: on the host they take less time than their launches would.
+    # On the CPU: some hundred small operations take less time there than their GPU launches.
     valid, usable, op = batch.valid.cpu(), batch.usable.cpu(), batch.op.cpu()
     values = targets.critic_values.cpu()[valid].double()
     returns = targets.critic_returns.cpu()[valid].double()
@@ -104,15 +104,14 @@ def describe_round(
 
 
 def potential_share(potentials: Tensor, critic_returns: Tensor) -> float | None:
-    """Return how much of the variance of the returns as paid their potential explains by itself.
+    """Return the share of the returns' variance that the potential alone explains.
 
-    It is 1 - Var(R + P) / Var(R); below 0 where it adds noise to them. A baseline of potential and
-    critic explains 1 - (1 - this) * (1 - explained variance). None where nothing was paid in
-    advance.
+    It is 1 - Var(R + P) / Var(R), below 0 if the potential adds noise. A baseline of potential and
+    critic explains 1 - (1 - this) * (1 - explained variance). None without a potential.
 
     Args:
-        potentials: [N], P, what had been paid before each step.
-        critic_returns: [N], R + P, what the critic is to foresee.
+        potentials: [N], P, the potential before each step.
+        critic_returns: [N], R + P, the critic's targets.
     """
     if not bool((potentials != 0).any()):
         return None
@@ -120,7 +119,7 @@ def potential_share(potentials: Tensor, critic_returns: Tensor) -> float | None:
 
 
 def values_by_op(values: Tensor) -> dict[str, Any]:
-    """Return how the critic tells the ops apart, by its values [N, ops]."""
+    """Return how the critic's values [N, ops] differ by op."""
     found = monitor_critic_op_sensitivity(values)
     names = (op.name for op in LifecycleOp)
     return {
@@ -131,10 +130,10 @@ def values_by_op(values: Tensor) -> dict[str, Any]:
 
 
 def value_by_state(batch: RolloutBatch, targets: Targets) -> dict[str, dict[str, float]]:
-    """Return how well states right after a germination are foreseen, and how well all others.
+    """Return the critic's errors in states right after a germination, and in all others.
 
-    A new seed decides what follows, and the blueprint that was chosen is in the observation only
-    from then on: a critic that cannot read it there misses these states to one side.
+    The chosen blueprint is in the observation from that state on. A critic that cannot read it has
+    a bias in these states.
     """
     valid = batch.valid.cpu()
     germinated = batch.effective_op.cpu() == int(LifecycleOp.GERMINATE)
@@ -159,13 +158,13 @@ _ADVANTAGE = ("mean", "std", "skew", "kurtosis", "positive")
 
 
 def to_floats(numbers: dict[str, Tensor]) -> dict[str, float]:
-    """Return tensors without axes as numbers, in one copy to the host."""
+    """Return scalar tensors as numbers, in one copy to the host."""
     stacked = torch.stack([value.detach().to(torch.float64) for value in numbers.values()])
     return dict(zip(numbers, stacked.tolist(), strict=True))
 
 
 def _moments(name: str, values: Tensor, *wanted: str) -> dict[str, Tensor]:
-    """Return some of the moments of values [N]; all 0 where there is none."""
+    """Return the wanted moments of values [N]; all 0 without values."""
     if not values.numel():
         values = values.new_zeros(1)
     centred = values - values.mean()
@@ -204,7 +203,7 @@ def _share(part: Tensor, whole: Tensor) -> Tensor:
 
 
 def _memory(batch: RolloutBatch) -> dict[str, Tensor]:
-    """Return the size of the memory over the valid steps, with late epochs beside early ones."""
+    """Return the size of the LSTM's state over the valid steps, early and late epochs apart."""
     valid = batch.valid.to(torch.float32)
     late = torch.arange(batch.valid.shape[1], device=valid.device) >= LATE_EPOCH
     found: dict[str, Tensor] = {}
@@ -223,7 +222,7 @@ def _rms(squares: Tensor, weights: Tensor) -> Tensor:
 
 
 def memory_by_step(batch: RolloutBatch) -> list[dict[str, float]]:
-    """Return the size of the memory at some steps: after how many, and root mean square and max."""
+    """Return root mean square and maximum of the LSTM's state at some steps."""
     steps = batch.valid.shape[1]
     at = torch.arange(1, steps, max(1, (steps - 1) // MEMORY_STEPS)).tolist()
     chosen = sorted({*at, steps - 1})
@@ -256,16 +255,16 @@ def measure_policy(
     own_entropies: Tensor,
     clip: float,
 ) -> tuple[dict[str, float | None], dict[str, list[Any]]]:
-    """Return how far the policy is from the one that acted: joint columns, and columns by head.
+    """Compare the policy with the one that acted; return joint columns, and columns by head.
 
     Args:
-        batch: the rows that were measured.
-        targets: what they teach.
-        old_log_probs: [R, T, 8], at the weights the update started from.
+        batch: the rows that were scored.
+        targets: their learning targets.
+        old_log_probs: [R, T, 8], at the weights that the update started from.
         log_probs: [R, T, 8], now.
         entropies: [R, T, 8], over the base masks.
-        own_entropies: [R, T, 8], over the masks each head was drawn by.
-        clip: the range of ratios that pays.
+        own_entropies: [R, T, 8], over the masks that each head was drawn with.
+        clip: ratios are clipped to 1 minus this and 1 plus this.
     """
     usable, causal = batch.usable, targets.causal
     log_ratios = log_probs - old_log_probs
@@ -333,7 +332,7 @@ def _range(ratios: Tensor, counts: Tensor, *, single: bool = False) -> dict[str,
 def describe_heads(
     batch: RolloutBatch, targets: Targets, sizes: Mapping[str, int]
 ) -> dict[str, list[Any]]:
-    """Return the columns by head that say how the round used it; `sizes` are their choices."""
+    """Return columns by head on its use in the round; `sizes` are the numbers of choices."""
     valid = batch.valid.unsqueeze(-1)
     causal = causal_heads(batch.op) & valid
     choices = batch.masks.sum(-1)
@@ -361,10 +360,10 @@ def describe_heads(
 
 @torch.no_grad()
 def measure_feedback(network: Network, batch: RolloutBatch, op_logits: Tensor) -> float | None:
-    """Return how much op probability moves when the policy is told that it waited before.
+    """Return the change of op probabilities if the observation says that the last op was WAIT.
 
-    A policy that has learned to continue what it did last, instead of looking at the host, moves
-    much. It is half the sum of absolute differences, over the free steps; None without any.
+    It is large for a policy that repeats its last action instead of looking at the host. It is the
+    total variation distance, averaged over the free steps; None without any.
 
     Args:
         network: the policy.

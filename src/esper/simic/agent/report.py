@@ -1,4 +1,4 @@
-"""What an update did, in the columns of the store; and how much of an observation is clamped."""
+"""The report of an update in the columns of the store, and counts of clamped observations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from esper.nissa.columns import Row
 from esper.nissa.schema_runs import UpdateHeadRow, UpdateRow
 from esper.tamiyo.policy.observation import CLIP, ObservationLayout
 
-# ---- The documents' measurements on a batch of tensors, for whoever has the tensors at hand
+# ---- The documents' measurements on tensors
 
 
 _MAX_LOG_RATIO = 20.0
@@ -26,7 +26,7 @@ RATIO_UNCHANGED = (0.99, 1.01)
 def monitor_advantage_bias_by_op(
     advantages: Tensor, ops: Tensor, free: Tensor | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the shape of the advantages of each op that was taken.
+    """Return moments of the advantages, by op.
 
     Args:
         advantages: [N].
@@ -74,7 +74,7 @@ def monitor_per_head_ratios(
     new_log_probs: Mapping[str, Tensor],
     used: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return the range of each head's ratio, and how worrying it is.
+    """Return statistics of each head's ratio, with a warning level.
 
     Args:
         old_log_probs: Per head [N], of the policy that acted.
@@ -132,14 +132,14 @@ def monitor_critic_op_sensitivity(q_values: Tensor) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """One place where a number was NaN or infinite, so that no step was taken."""
+    """A value that was NaN or infinite, so that no step was taken."""
 
     epoch: int
     """Optimisation epoch, from 0."""
     kind: str
-    """What it was: 'log_prob', 'old_log_prob', 'value', 'gradient', or the name of a target."""
+    """Which value: 'log_prob', 'old_log_prob', 'value', 'gradient', or the name of a target."""
     heads: tuple[str, ...] = ()
-    """The heads it was found in, where it was in any."""
+    """The heads in which it was found, if any."""
 
     def __str__(self) -> str:
         where = f" of {', '.join(self.heads)}" if self.heads else ""
@@ -148,32 +148,32 @@ class NonFinite:
 
 @dataclass(slots=True)
 class UpdateReport:
-    """What one update did: one entry per optimisation epoch, and one per epoch and head."""
+    """Report of one update: one entry per pass, and one per pass and head."""
 
     updates: list[dict[str, Any]] = field(default_factory=list)
     """Columns of `UpdateRow`, by name."""
     heads: list[dict[str, Any]] = field(default_factory=list)
     """Columns of `UpdateHeadRow`, by name."""
     nonfinite: list[NonFinite] = field(default_factory=list)
-    """Why the update was cut short, if it was."""
+    """Why the update was stopped, if it was."""
     steps: int = 0
     """Steps the optimizer took."""
     seconds: float = 0.0
 
     @property
     def explained_variance(self) -> float:
-        """Of what the critic was to foresee, by what it said when it acted."""
+        """Explained variance of the critic's targets by its values in the rollout."""
         return float(self.updates[-1]["explained_variance"])
 
     @property
     def potential_share(self) -> float | None:
-        """Of the variance of the returns, what the reward's potential explains by itself."""
+        """Share of the returns' variance that the reward's potential alone explains."""
         value = self.updates[-1]["potential_share"]
         return None if value is None else float(value)
 
     @property
     def approx_kl(self) -> float:
-        """From the policy of the rollout to the one after the last step; NaN where skipped."""
+        """KL between the policy of the rollout and the one after the last step; NaN if skipped."""
         value = self.updates[-1].get("approx_kl")
         return float("nan") if value is None else float(value)
 
@@ -197,14 +197,14 @@ def head_rows(ordinal: int, columns: Mapping[str, Sequence[Any]]) -> list[dict[s
 
 
 class ClampCounter:
-    """Counts the entries of measured features that were cut off.
+    """Counts the entries of measured features that were clamped.
 
-    A feature that is cut off by its formula counts at its upper bound, and at its lower one where
-    that is not simply zero; every feature counts at the clip of the normaliser.
+    A feature whose formula clamps counts at its upper bound, and at its lower bound unless that is
+    0; every feature counts at the clip of the normaliser.
     """
 
     def __init__(self, layout: ObservationLayout, device: torch.device | str) -> None:
-        """Look up which features can be cut off, and where."""
+        """Look up which features are clamped, and their bounds."""
         specs = layout.specs
         infinity = float("inf")
 
@@ -222,7 +222,7 @@ class ClampCounter:
         self._seen = torch.zeros((), dtype=torch.int64, device=device)
 
     def start(self) -> None:
-        """Begin a new round."""
+        """Start a new round."""
         self._cut.zero_()
         self._seen.zero_()
 
@@ -234,12 +234,12 @@ class ClampCounter:
 
     @property
     def share(self) -> float:
-        """Share of the measured entries that were cut off."""
+        """Share of the measured entries that were clamped."""
         seen = int(self._seen) * int(self._measured.sum())
         return int(self._cut.sum()) / seen if seen else 0.0
 
     def worst(self, count: int = 5) -> dict[str, float]:
-        """Return the features that are cut off most often, with their shares."""
+        """Return the features that were clamped most often, with their shares."""
         seen = int(self._seen)
         cut = self._cut.tolist()
         order = sorted(range(len(cut)), key=lambda index: (-cut[index], index))
@@ -250,6 +250,6 @@ class ClampCounter:
         return {"cut": self._cut.cpu().clone(), "seen": int(self._seen)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from these counts."""
+        """Continue from these counts."""
         self._cut.copy_(state["cut"])
         self._seen.fill_(state["seen"])

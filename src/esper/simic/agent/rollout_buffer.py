@@ -113,19 +113,19 @@ def normalize_advantages(
     floor: float = STD_FLOOR,
     groups: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return advantages with mean 0 and deviation 1 over the steps that count, and 0 elsewhere.
+    """Return advantages with mean 0 and deviation 1 over the valid steps, and 0 elsewhere.
 
     Args:
         advantages: [R, ...].
-        valid: bool [R, ...], the steps that count; all others leave the statistics untouched.
+        valid: bool [R, ...], the steps that enter the statistics.
         floor: least deviation to divide by.
-        groups: int64 [R], the group of every row, from 0. Each is divided by its own deviation, so
-            that none is louder than another; then all are centred together, as a group of a few
-            rows would lose what they have in common. One group by default.
+        groups: int64 [R], the group of every row, from 0; one group by default. Each group is
+            divided by its own deviation, so that none dominates. All are centred together, because
+            the mean of a few rows would remove what they have in common.
 
     Returns:
-        The normalised advantages, the mean and the population deviation of the raw ones, and
-        whether that deviation was below the floor; the last three are tensors without axes.
+        The normalised advantages, mean and population deviation of the raw ones, and whether that
+        deviation was below the floor; the last three are scalars.
     """
     everything = torch.zeros(len(advantages), dtype=torch.int64, device=advantages.device)
     mean, std = (each[0] for each in _group_moments(advantages, valid, everything))
@@ -159,18 +159,18 @@ NUM_HEADS = len(HEAD_NAMES)
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch(TensorRecord):
-    """The steps of R rows collected so far, [R, T, ...]; views of the buffer."""
+    """The steps of R rows so far, [R, T, ...]; views of the buffer."""
 
     raw_states: Tensor
-    """float32 [R, T, D], before the observation was standardised."""
+    """float32 [R, T, D], observations before standardisation."""
     states: Tensor
-    """float32 [R, T, D], as the policy saw them."""
+    """float32 [R, T, D], standardised observations."""
     blueprint_indices: Tensor
     """int64 [R, T, S]."""
     hidden_state: Tensor
-    """float32 [R, T, layers, width], the memory before the step."""
+    """float32 [R, T, layers, width], hidden state of the LSTM before the step."""
     hidden_cell: Tensor
-    """float32 [R, T, layers, width], its cell."""
+    """float32 [R, T, layers, width], its cell state."""
     actions: Tensor
     """int64 [R, T, 8], in the order of `HEAD_NAMES`."""
     effective_op: Tensor
@@ -182,23 +182,23 @@ class RolloutBatch(TensorRecord):
     op_values: Tensor
     """float32 [R, T, ops], Q(s, op), in the network's scale."""
     masks: Tensor
-    """bool [R, T, 8, K], by which each head was drawn."""
+    """bool [R, T, 8, K], masks that each head was drawn with."""
     base_masks: Tensor
-    """bool [R, T, 8, K], what each head could take before anything was chosen."""
+    """bool [R, T, 8, K], masks of each head before any other head was chosen."""
     available: Tensor
     """bool [R, T, 8], heads that some legal op would use."""
     free: Tensor
     """bool [R, T], more than one op was legal."""
     valid: Tensor
-    """bool [R, T], the episode was running; all else is padding."""
+    """bool [R, T], the episode was running; other steps are padding."""
     rewards: Tensor
-    """float32 [R, T], raw: their unit is known when the round is complete."""
+    """float32 [R, T], raw: their unit is known after the round."""
     potentials: Tensor
-    """float32 [R, T], raw: what the reward had paid for before the step, see `RewardStep`."""
+    """float32 [R, T], raw: the reward's potential before the step, see `RewardStep`."""
     terminated: Tensor
     """bool [R, T], the episode ended with this step."""
     truncated: Tensor
-    """bool [R, T], the rollout was cut after this step."""
+    """bool [R, T], the rollout was truncated after this step."""
 
     @property
     def rows(self) -> int:
@@ -212,7 +212,7 @@ class RolloutBatch(TensorRecord):
 
     @property
     def usable(self) -> Tensor:
-        """Bool [R, T], running and free: the steps the actor learns from."""
+        """Bool [R, T], valid and free: the steps that the actor learns from."""
         return self.valid & self.free
 
 
@@ -220,10 +220,10 @@ class TamiyoRolloutBuffer:
     """Holds one round of R episodes of up to T decisions.
 
     Args:
-        rows: number of episodes side by side.
+        rows: number of parallel episodes.
         steps: most decisions of an episode.
-        network_config: the policy whose decisions are stored.
-        device: where the tensors lie.
+        network_config: configuration of the policy.
+        device: device of the tensors.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class TamiyoRolloutBuffer:
         network_config: PolicyConfig,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Allocate everything; all of it is padding until a step is written."""
+        """Allocate all tensors; they are padding until a step is written."""
         if rows < 1 or steps < 1:
             raise UsageError(f"a buffer needs at least 1 row and 1 step, got {rows} and {steps}")
         self.rows, self.steps = rows, steps
@@ -282,9 +282,9 @@ class TamiyoRolloutBuffer:
         self.start()
 
     def start(self) -> None:
-        """Forget everything: a new round begins."""
+        """Clear the buffer for a new round."""
         self.cursor = 0
-        """Number of steps that are complete."""
+        """Number of complete steps."""
         self._is_open = False
         every = self._all
         for tensor in every.state_dict().values():
@@ -311,22 +311,22 @@ class TamiyoRolloutBuffer:
         active: Tensor,
         potential: Tensor | None = None,
     ) -> None:
-        """Write what was seen and decided; `add_outcome` completes the step.
+        """Write observation and decision; `add_outcome` completes the step.
 
         Args:
-            raw_state: [R, D], before the observation was standardised.
-            state: [R, D], as the policy saw it.
+            raw_state: [R, D], the observation before standardisation.
+            state: [R, D], the standardised observation.
             blueprint_indices: int64 [R, S].
-            hidden: the memory before the step.
-            step: what the policy decided; it is copied, so a captured step may be passed.
-            base_masks: bool [R, 8, K], what each head could take before anything is chosen.
+            hidden: state of the LSTM before the step.
+            step: the decision; it is copied, so a captured step may be passed.
+            base_masks: bool [R, 8, K], masks of each head before any other head is chosen.
             available: bool [R, 8], see `action_masks.available_heads`.
             free: bool [R], more than one op is legal.
             active: bool [R], the row's episode is still running.
             potential: float32 [R], raw, see `RewardStep.potential`; 0 without one.
 
         Raises:
-            UsageError: The buffer is full, or the step before has no outcome yet.
+            UsageError: The buffer is full, or the previous step has no outcome yet.
         """
         if self._is_open:
             raise UsageError("the step before has no outcome yet; call add_outcome first")
@@ -339,7 +339,7 @@ class TamiyoRolloutBuffer:
             "raw_states": raw_state,
             "states": state,
             "blueprint_indices": blueprint_indices,
-            # The memory has its layers first; here rows come first.
+            # The LSTM's state has layers first; here rows come first.
             "hidden_state": hidden[0].transpose(0, 1),
             "hidden_cell": hidden[1].transpose(0, 1),
             "actions": step.actions,
@@ -360,7 +360,7 @@ class TamiyoRolloutBuffer:
                     f"{name} of a decision must be {list(place.shape)}, got {list(tensor.shape)}"
                 )
             running = active.view(-1, *[1] * (tensor.dim() - 1))
-            # The place still holds its padding, which rows that are not running keep.
+            # Rows that are not active keep the padding.
             torch.where(running, tensor.to(place.dtype), place, out=place)
         self._all.valid[:, self.cursor] = active
         self._is_open = True
@@ -369,13 +369,13 @@ class TamiyoRolloutBuffer:
     def add_outcome(
         self, *, reward: Tensor, effective_op: Tensor, terminated: Tensor, truncated: Tensor
     ) -> None:
-        """Write what came of the decision and close the step.
+        """Write the outcome of the decision and complete the step.
 
         Args:
             reward: float32 [R], raw.
             effective_op: int64 [R], the op that took effect.
             terminated: bool [R], the episode ended; it takes precedence over `truncated`.
-            truncated: bool [R], the rollout is cut here; `set_bootstrap` says what follows.
+            truncated: bool [R], the rollout is truncated here; then call `set_bootstrap`.
 
         Raises:
             UsageError: There is no open decision.
@@ -392,7 +392,7 @@ class TamiyoRolloutBuffer:
         self.cursor += 1
 
     def set_bootstrap(self, rows: Tensor, values: Tensor, potentials: Tensor | None = None) -> None:
-        """Say what the state after a truncated last step is worth.
+        """Set the value of the state after a truncated last step.
 
         Args:
             rows: int64 [N], or bool [R] with N of them True.
@@ -404,7 +404,7 @@ class TamiyoRolloutBuffer:
             self.last_potential[rows] = potentials.detach().to(self.last_potential)
 
     def batch(self) -> RolloutBatch:
-        """Return views of the steps that are complete."""
+        """Return views of the complete steps."""
         return self._all.map(lambda tensor: tensor[:, : self.cursor])
 
     def next_values(self) -> Tensor:
@@ -433,7 +433,7 @@ class TamiyoRolloutBuffer:
         return _following(batch, batch.potentials, self.last_potential)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the complete steps; in the middle of an episode as well as at its end."""
+        """Return the complete steps, also in the middle of an episode."""
         if self._is_open:
             raise UsageError("a step is half written; call add_outcome before saving")
         return {
@@ -471,7 +471,7 @@ class TamiyoRolloutBuffer:
 
 
 def _following(batch: RolloutBatch, values: Tensor, last: Tensor) -> Tensor:
-    """Return the values [R, T] of the step after each, `last` [R] behind a cut, 0 at an end."""
+    """Return the values [R, T] of the next steps: `last` [R] after a truncation, 0 at an end."""
     following = F.pad(values[:, 1:], (0, 1))
     following = torch.where(batch.truncated, last[:, None], following)
     return torch.where(batch.terminated | ~batch.valid, 0.0, following)
