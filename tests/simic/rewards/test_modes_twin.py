@@ -351,7 +351,7 @@ def test_credit_that_is_pending_at_a_rollback_is_lost_with_the_gain() -> None:
 
 def test_ablation_switches_of_other_modes_are_refused() -> None:
     for switch in ("disable_pbrs", "disable_terminal_reward", "disable_timing_discount"):
-        with pytest.raises(ConfigError, match=f"{switch} means nothing for the reward 'twin'"):
+        with pytest.raises(ConfigError, match=f"'twin' has no ablation {switch}"):
             make_reward(dataclasses.replace(TWIN, **{switch: True}))
 
 

@@ -1,4 +1,4 @@
-"""What of a seed's contribution is paid for: bounded attribution, escrow, synergy, hindsight."""
+"""Terms that pay for contributions of seeds: bounded attribution, escrow, synergy, hindsight."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROXY_WEIGHT = 0.3  # Reward per point of progress of a seed that was never meas
 TIMING_EPOCHS = 10  # Germinated from this epoch on: no discount.
 TIMING_LEAST = 0.4  # Discount of a seed that was germinated at epoch 0.
 
-# A seed credited with more than the network gained looks like ransomware.
+# A seed whose contribution exceeds what the network gained looks like ransomware.
 RANSOMWARE_CONTRIBUTION = 1.0  # Contributions up to this are never suspected.
 RANSOMWARE_DISCOUNT = 0.5  # Regress discount below which the discount alone punishes.
 RANSOMWARE_IMPROVEMENT = 0.1  # Improvement above which the ratio decides.
@@ -40,7 +40,7 @@ def regress_discount(view: StepView) -> Tensor:
 
 
 def ransomware_penalty(view: StepView) -> Tensor:
-    """Return [R, S], 0 or less: credit far beyond what the network has gained."""
+    """Return [R, S], 0 or less: the penalty of a contribution far beyond the network's gain."""
     worth, improvement = view.contribution, view.improvement
     if view.config.disable_anti_gaming:
         return torch.zeros_like(worth)
@@ -55,12 +55,12 @@ def ransomware_penalty(view: StepView) -> Tensor:
 
 
 def holds_hostage(view: StepView) -> Tensor:
-    """Return bool [R, S]: the seed contributes although the network is worse since it came."""
+    """Return bool [R, S]: the seed contributes, but the network is worse than before it."""
     return (view.contribution > HOSTAGE_CONTRIBUTION) & (view.improvement < HOSTAGE_IMPROVEMENT)
 
 
 def timing_discount(view: StepView) -> Tensor:
-    """Return [R, S]: less than 1 for seeds germinated while the host still learned by itself."""
+    """Return [R, S]: a discount of seeds germinated while the host still improved by itself."""
     if view.config.disable_timing_discount:
         return torch.ones_like(view.contribution)
     germinated = (view.before.epoch[:, None] - view.before.age).float()
@@ -69,12 +69,12 @@ def timing_discount(view: StepView) -> Tensor:
 
 
 def bound_contribution(worth: Tensor, progress: Tensor, combination: Combination) -> Tensor:
-    """Return how much of a contribution of at least 0 counts; `progress` is NaN where unknown."""
+    """Return the part of a contribution (0 or more) that counts; unknown `progress` is NaN."""
     made = progress.nan_to_num(0.0).clamp(min=0)
     if combination == "harmonic":
         bounded = 2 * made * worth / (made + worth).clamp(min=torch.finfo(worth.dtype).tiny)
     elif combination == "geometric":
-        # Roots first: the product of two tiny numbers is 0.
+        # Roots first: the product of two tiny numbers underflows to 0.
         bounded = made.sqrt() * worth.clamp(min=0).sqrt()
     else:
         bounded = made
@@ -83,23 +83,23 @@ def bound_contribution(worth: Tensor, progress: Tensor, combination: Combination
 
 
 def earned_attribution(view: StepView) -> Tensor:
-    """Return [R, S]: what of the contribution counts, with regress and timing discounts."""
+    """Return [R, S]: the bounded contribution, with regress and timing discounts."""
     bounded = bound_contribution(view.contribution, view.progress, view.config.combination)
     return bounded * view.once(regress_discount) * view.once(timing_discount)
 
 
 def seed_attributions(view: StepView) -> Tensor:
-    """Return [R, S]: what each live seed is credited with in this step, 0 for all others."""
+    """Return [R, S]: the attribution of each live seed in this step, 0 elsewhere."""
     worth = view.contribution
     earned = view.once(earned_attribution)
     penalty = view.once(ransomware_penalty) * view.once(timing_discount)
     proxy = PROXY_WEIGHT * view.last_change.clamp(min=0)[:, None]
     usual = torch.where(worth < 0, worth, earned + penalty)
     usual = torch.where(worth.isnan(), proxy, usual)
-    # To fossilize what made things worse earns nothing.
+    # Fossilizing a seed that made the network worse earns nothing.
     harmful = view.did(LifecycleOp.FOSSILIZE) & (view.improvement < 0)
     usual = torch.where(harmful, 0.0, usual)
-    # To prune turns credit into cost and cost into a refund; a penalty stays a penalty.
+    # Pruning turns credit into cost and cost into a refund; a penalty stays a penalty.
     debt, credit = _account(view)
     pruned = torch.where(worth < 0, torch.minimum(-worth, debt), penalty - earned)
     pruned = torch.where(worth.isnan(), -proxy - credit, pruned)
@@ -113,16 +113,16 @@ def attribution(view: StepView) -> Tensor:
 
 
 def follow_attribution(view: StepView) -> Changes:
-    """Add up what each seed has been credited with, for the account a prune settles."""
+    """Sum up the attributions of each seed, which a prune settles."""
     count = view.live.sum(1, keepdim=True).clamp(min=1)
     paid = view.memory.attribution_paid + view.once(seed_attributions) / count
     return {"attribution_paid": torch.where(view.has_module & view.had_module, paid, 0.0)}
 
 
 def _account(view: StepView) -> tuple[Tensor, Tensor]:
-    """Return [R, S] twice: the most a prune refunds, and the least it returns.
+    """Return [R, S] twice: the largest refund of a prune, and the credit that it takes back.
 
-    Both are in the units of one seed's part: what was paid was the mean over the live seeds.
+    Both are per seed, while the attribution that was paid is the mean over the live seeds.
     """
     paid = view.memory.attribution_paid * view.live.sum(1, keepdim=True)
     return (-paid).clamp(min=0), paid.clamp(min=0)
@@ -137,21 +137,21 @@ MAX_BALANCE_CHANGE = 2.0  # Largest change of a balance in one step.
 
 @dataclass(frozen=True, slots=True)
 class Balances:
-    """What one step does to the balances; float32 [R, S]."""
+    """Balances in escrow after one step; float32 [R, S]."""
 
     paid: Tensor
-    """What the step pays for each seed."""
+    """Reward of the step for each seed."""
     balance: Tensor
-    """What is in escrow after it."""
+    """Credit in escrow after it."""
 
 
 def move_balances(view: StepView) -> Balances:
-    """Return what the step pays for each seed and what is in escrow then."""
+    """Return the reward of the step for each seed, and the new balances."""
     worth, held = view.contribution, view.memory.balance
     earned = bound_contribution(worth, _stable_progress(view), "geometric")
     goal = (earned + view.once(ransomware_penalty)).clamp(min=0)
     change = (goal - held).clamp(-MAX_BALANCE_CHANGE, MAX_BALANCE_CHANGE)
-    # Fossilizing what made things worse must not pay.
+    # Fossilizing a seed that made the network worse must not pay.
     harmful = view.did(LifecycleOp.FOSSILIZE) & (view.improvement < 0)
     change = torch.where(harmful, change.clamp(max=0), change)
     balance = torch.where(worth < 0, 0.0, held + change)
@@ -171,7 +171,7 @@ def escrow_attribution(view: StepView) -> Tensor:
 def escrow(view: StepView) -> Tensor:
     """Return [R], 0 or less: balances of seeds that are not fossilized when the episode ends."""
     balance = view.once(move_balances).balance
-    # A rolled-back step moves no balance: what was held before it is what was paid.
+    # A rolled-back step changes no balance.
     balance = torch.where(view.rolled_back[:, None], view.memory.balance, balance)
     forfeited = view.ended[:, None] & (view.after.stage != int(SeedStage.FOSSILIZED))
     return -torch.where(forfeited, balance, 0.0).sum(1)
@@ -191,7 +191,7 @@ def _stable_progress(view: StepView) -> Tensor:
 
 
 def _fading(view: StepView) -> Tensor:
-    """Return bool [R, S]: the seed is being pruned slowly and earns nothing any more."""
+    """Return bool [R, S]: the seed is fading out and earns nothing any more."""
     down = view.before.alpha_mode == int(AlphaMode.DOWN)
     return down & (view.before.alpha_target <= 0)
 
@@ -202,7 +202,7 @@ SYNERGY_DISCOUNT = 0.5  # Regress discount below which there is none.
 
 
 def synergy(view: StepView) -> Tensor:
-    """Return [R]: the mean over live seeds of what their interactions earn."""
+    """Return [R]: the mean over live seeds of the bonus for their interactions."""
     total = view.before.interaction.sum(2)
     bonus = SYNERGY_WEIGHT * torch.tanh(SYNERGY_STEEPNESS * total)
     sound = view.once(regress_discount) >= SYNERGY_DISCOUNT
@@ -211,7 +211,7 @@ def synergy(view: StepView) -> Tensor:
 
 
 def describe_attribution(view: StepView) -> Mapping[str, Tensor]:
-    """Return the guards of the attribution: of several live seeds, the most suspicious one's."""
+    """Return discounts, penalty and ratio of the attribution, of the most suspicious live seed."""
     worth, improvement = view.contribution, view.improvement
     grew = view.live & (improvement > RANSOMWARE_IMPROVEMENT)
     penalty = view.once(ransomware_penalty) * view.once(timing_discount)
@@ -251,7 +251,7 @@ def _extreme(mask: Tensor, values: Tensor, sign: int) -> Tensor:
     return torch.where(mask.any(1), sign * bounded, torch.nan)
 
 
-# ---- Hindsight: what a fossil owes to the seeds that boosted it while it grew
+# ---- Hindsight: credit for seeds that boosted a fossil while it grew
 
 
 HINDSIGHT_WEIGHT = 0.1  # Largest credit of one recorded boost.
@@ -261,18 +261,18 @@ HINDSIGHT_LIMIT = 0.2  # Largest credit of one fossilization.
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What a fossilization earned in hindsight; float32 [R]."""
+    """Hindsight credit of a fossilization; float32 [R]."""
 
     amount: Tensor
-    """The credit, 0 where nothing was earned."""
+    """The credit, 0 without any."""
     scaffolds: Tensor
-    """How many slots held a scaffold of the fossil."""
+    """Number of slots with a scaffold of the fossil."""
     delay: Tensor
-    """Mean age of the boosts in epochs, NaN where there are none."""
+    """Mean age of the boosts in epochs, NaN without any."""
 
 
 def earned_credit(view: StepView) -> Credit:
-    """Return what this step's fossilization, if any, earned."""
+    """Return the credit of this step's fossilization, if any."""
     rows = torch.arange(view.before.rows, device=view.op.device)
     # [R, scaffold, epoch] of the slot the action is about.
     boosts = view.memory.boosts[rows, :, view.transition.actions["slot"]]
@@ -292,18 +292,18 @@ def earned_credit(view: StepView) -> Credit:
 
 
 def hindsight(view: StepView) -> Tensor:
-    """Return [R]: credit earned in the step before, or in this one if it is the last."""
+    """Return [R]: the credit of the previous step, and of this one if it is the last."""
     earned = view.once(earned_credit).amount
     return view.memory.pending + torch.where(view.ended, earned, 0.0)
 
 
 def follow_scaffolds(view: StepView) -> Changes:
-    """Write this epoch's boosts into the ledger and strike out those that are settled."""
+    """Record this epoch's boosts, and clear those of seeds that are fossilized or removed."""
     memory, after = view.memory, view.after
-    # Boosts of a seed that is fossilized are credited; those of one that is gone are void.
+    # Boosts of a fossilized seed are credited; those of a removed seed are void.
     kept = view.has_module & ~view.did(LifecycleOp.FOSSILIZE)
     boosts = torch.where(kept[:, None, :, None], memory.boosts, 0.0)
-    # Rows whose own episode is over may live on beside longer ones.
+    # A row whose episode is over may be stepped on beside longer ones.
     epoch = after.epoch.clamp(max=boosts.shape[-1] - 1)
     index = epoch[:, None, None, None].expand(*boosts.shape[:3], 1)
     fresh = torch.where(kept[:, None, :], after.interaction, 0.0).clamp(min=0)
@@ -315,7 +315,7 @@ def follow_scaffolds(view: StepView) -> Changes:
 
 
 def describe_hindsight(view: StepView) -> Mapping[str, Tensor]:
-    """Return the credit this step earned, with its scaffolds and their delay, paid or not."""
+    """Return the credit of this step with its scaffolds and their delay, paid or not."""
     credit = view.once(earned_credit)
     return {
         "hindsight_credit": credit.amount,

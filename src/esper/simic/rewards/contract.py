@@ -1,4 +1,4 @@
-"""What a reward is: one shape for every mode, one registration, one way to build it by name."""
+"""The protocol of rewards, their registry, and the memory and view that terms work on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """One step of R rows: what was seen, what was done, what is seen now."""
+    """One step of R rows: signals before, actions, signals after."""
 
     before: Signals
     """Signals the decision was made on."""
@@ -34,13 +34,13 @@ class Transition:
     after: Signals
     """Signals after the epoch that followed."""
     twin_before: Tensor
-    """float32 [R], the waiting twin's score at `before.epoch`; NaN where no twin runs."""
+    """float32 [R], the twin's score at `before.epoch`; NaN without a twin."""
     twin_after: Tensor
-    """float32 [R], the waiting twin's score at `after.epoch`; NaN where no twin runs."""
+    """float32 [R], the twin's score at `after.epoch`; NaN without a twin."""
     is_last: Tensor
     """bool [R], the horizon is reached: no decision follows."""
     active: Tensor
-    """bool [R], the row's episode was still running; others get a reward of exactly 0."""
+    """bool [R], the row's episode was still running; other rows get a reward of exactly 0."""
 
     @property
     def op(self) -> Tensor:
@@ -60,38 +60,38 @@ class Transition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardStep:
-    """What one step paid; tensors float32 [R]."""
+    """The reward of one step; tensors float32 [R]."""
 
     terms: Mapping[str, Tensor]
-    """Every term by name, the same ones in every step; 0 where there is nothing to pay. They are
-    recorded, drawn and reported under these names, whatever they are."""
+    """Every term by name, the same names in every step, 0 where nothing is paid. They are recorded
+    and reported under these names."""
     potential: Tensor | None = None
-    """float32 [R], after the step: what has been paid for and is taken back unless it lasts.
+    """float32 [R], the potential after the step.
 
-    A reward that pays the change of a potential, gamma * now - before, says here what it is now.
-    The critic then has to foresee only what is still to come: the rest is known.
+    A reward that pays the change of a potential, gamma * now - before, returns the new potential
+    here. The critic then only has to predict what is still to come.
     """
     details: Mapping[str, Tensor] = field(default_factory=dict)
-    """What explains the terms and is not paid, by name, the same ones in every step; NaN where
-    there is nothing to say. They are recorded beside the terms of each decision."""
+    """Unpaid details by name, the same names in every step, NaN where there is no value. They are
+    recorded beside the terms of each decision."""
 
     @property
     def total(self) -> Tensor:
-        """float32 [R]: the reward is always the sum of its terms."""
+        """float32 [R], the reward: the sum of its terms."""
         return torch.stack(list(self.terms.values())).sum(0)
 
 
 class Reward(Protocol):
-    """One way to pay rows for what they do."""
+    """Computes the rewards of rows."""
 
     needs_twin: bool
-    """Whether twin scores must be there."""
+    """Whether scores of twins are required."""
 
     def reset(self, signals: Signals) -> None:
-        """Forget everything: an episode starts in every row with these first signals."""
+        """Clear the memory; an episode starts in every row with these signals."""
 
     def step(self, transition: Transition) -> RewardStep:
-        """Return what the step paid in every row, and remember what later steps need."""
+        """Return the reward of the step, and update the memory."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory as plain data and tensors."""
@@ -113,9 +113,9 @@ _METHODS = ("reset", "step", "state_dict", "load_state_dict")
 
 
 def register_reward(name: str) -> Callable[[F], F]:
-    """Make the decorated class or function available as the mode `name`.
+    """Register the decorated class or function as the mode `name`.
 
-    It is called with a `RewardConfig` and gives a `Reward`.
+    It is called with a `RewardConfig` and returns a `Reward`.
     """
 
     def decorate(factory: F) -> F:
@@ -138,11 +138,11 @@ def register_reward(name: str) -> Callable[[F], F]:
 
 
 def make_reward(config: RewardConfig) -> Reward:
-    """Return the reward the configuration asks for; call its `reset` before the first step."""
+    """Return the reward of the configured mode; call its `reset` before the first step."""
     return REWARDS.get(config.mode)(config)
 
 
-# ---- What the terms of a reward see of a step, and what they remember between steps
+# ---- The memory of a reward, and the view of a step that its terms get
 
 
 NO_SLOT = -1
@@ -157,37 +157,37 @@ class Memory(TensorRecord):
     """The memory of R rows with S slots over episodes of up to L epochs."""
 
     score_before: Tensor
-    """float32 [R, S], score the germination was decided on; NaN where not seen."""
+    """float32 [R, S], score before the germination; NaN if unknown."""
     score_first: Tensor
     """float32 [R, S], first score with the seed in place; NaN where there is none."""
     attribution_paid: Tensor
-    """float32 [R, S], sum of what was attributed to the seed so far."""
+    """float32 [R, S], sum of the seed's attributions so far."""
     balance: Tensor
     """float32 [R, S], credit in escrow."""
     fossil_contributes: Tensor
     """bool [R, S], fossilized with a real improvement and no harm."""
     boosts: Tensor
-    """float32 [R, S, S, L + 1], points a scaffold gave a beneficiary at an epoch; 0 is none."""
+    """float32 [R, S, S, L + 1], points that a scaffold gave a beneficiary at an epoch."""
     pending: Tensor
     """float32 [R], hindsight credit to be paid at the next step."""
     has_parted: Tensor
-    """bool [R], a seed has taken part in the outputs: the row is no longer its twin."""
+    """bool [R], a seed was blended: the row is no longer identical to its twin."""
     first_slot: Tensor
     """int64 [R], slot of the seed whose first-germination bonus may be taken back, or -1."""
     gain: Tensor
-    """float32 [R], gain over the twin as it was last paid for, in points."""
+    """float32 [R], gain over the twin that was paid last, in points."""
     recent_gains: Tensor
-    """float32 [R, N], gains of the last epochs, newest last, NaN where not yet there."""
+    """float32 [R, N], gains of the last epochs, newest last, NaN before the first."""
     germinated: Tensor
     """int64 [R], seeds germinated so far."""
     fossilized: Tensor
     """int64 [R], seeds fossilized so far."""
     removed: Tensor
-    """int64 [R], seeds removed so far, by whomever."""
+    """int64 [R], seeds removed so far, by controller or governor."""
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Device of the tensors."""
         return self.gain.device
 
     @classmethod
@@ -196,9 +196,9 @@ class Memory(TensorRecord):
         names = {field.name for field in dataclasses.fields(cls)}
         if names != state.keys():
             raise CheckpointError(
-                "this is no memory of a reward of this version: it "
-                f"lacks {', '.join(sorted(names - state.keys())) or 'nothing'} and has "
-                f"{', '.join(sorted(state.keys() - names)) or 'nothing'} beyond"
+                "the saved memory of the reward is of another version: it lacks "
+                f"{', '.join(sorted(names - state.keys())) or 'nothing'} and also has "
+                f"{', '.join(sorted(state.keys() - names)) or 'nothing'}"
             )
         return cls(**state)
 
@@ -234,14 +234,14 @@ def start_memory(signals: Signals, *, keeps_boosts: bool) -> Memory:
 
 
 def follow_seeds(view: StepView) -> Changes:
-    """Update what every mode knows about the seeds: scores at their start, counts, deeds."""
+    """Return the memory that every mode has of seeds: their first scores, and counts."""
     memory, before, after = view.memory, view.before, view.after
     new = view.has_module & ~view.had_module
     kept = view.has_module & view.had_module
     first = torch.where(new, after.val_score[:, None], memory.score_first)
     start = torch.where(new, before.val_score[:, None], memory.score_before)
     fossilize = view.did(LifecycleOp.FOSSILIZE)
-    # The contribution must be there and not negative: a fossil that harms helped nobody.
+    # The contribution must be known and not negative.
     helped = (view.improvement >= CONTRIBUTING_IMPROVEMENT) & (view.contribution >= 0)
     contributes = fossilize & helped
     removed = view.had_module & ~view.has_module
@@ -260,10 +260,10 @@ T = TypeVar("T")
 
 
 class StepView:
-    """A transition together with what the reward remembers from before it."""
+    """A transition with the memory from before it, as terms see it."""
 
     def __init__(self, transition: Transition, memory: Memory, config: RewardConfig) -> None:
-        """Look at one step; nothing is computed before it is asked for."""
+        """Wrap one step; properties are computed on demand."""
         self.transition, self.memory, self.config = transition, memory, config
         self._known: dict[Callable[[StepView], Any], Any] = {}
 
@@ -311,7 +311,7 @@ class StepView:
 
     @cached_property
     def live(self) -> Tensor:
-        """Bool [R, S], a seed whose fate was open when the decision was made."""
+        """Bool [R, S], a live seed before the step."""
         return is_in(self.before.stage, LIVE_STAGES)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The modes: rewards made of terms. Importing this module registers them by name."""
+"""Reward modes, each a sum of terms. Importing this module registers them by name."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ from esper.simic.rewards.contract import (
     start_memory,
 )
 
-# ---- What can be set about the rewards: one configuration, nested by term and by mode
+# ---- Settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwinConfig(Config):
-    """The gain over the waiting twin."""
+    """Mode `twin`: the gain over a twin that does not grow."""
 
     own_share: float = option(
         0.4,
-        "Weight of a row's own twin, beside the mean of its task's twins, in what a row that has "
-        "grown is compared with; 1 is the own twin alone, as it is until 8 other twins are known.",
+        "Weight of a row's own twin in its baseline; the rest is the mean of its task's twins. "
+        "With 1, and until 8 other twins are known, only the own twin counts.",
         minimum=0.0,
         maximum=1.0,
     )
     rent_points: float = option(
-        0.5, "Points that twice the parameters cost over a whole episode.", minimum=0.0
+        0.5, "Cost in points of doubling the parameters for a whole episode.", minimum=0.0
     )
     flop_rent_points: float = option(
         0.0,
-        "Points that twice the operations per sample cost over a whole episode.",
+        "Cost in points of doubling the operations per sample for a whole episode.",
         minimum=0.0,
     )
     open_seed_cost: float = option(
-        0.1, "Cost of a seed that is neither fossilized nor gone at the end.", minimum=0.0
+        0.1, "Cost of a seed that is neither fossilized nor removed at the end.", minimum=0.0
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig(Config):
-    """Only the end counts (`sparse`, `minimal`)."""
+    """Modes `sparse` and `minimal`: only the end of an episode counts."""
 
     scale: float = option(1.0, "Factor of the final reward (0.5 for text).", above=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig(Config):
-    """The loss instead of the score (`loss`): what the documents have for images and for text."""
+    """Mode `loss`: the loss instead of the score, as in the documents for images and text."""
 
     typical_change: float = option(
         0.05, "Typical change of the loss in an epoch (0.15 for text).", above=0.0
@@ -71,7 +71,7 @@ class LossConfig(Config):
     rent_weight: float = option(
         0.05, "Factor of the logarithm of the growth (0.01 for text).", minimum=0.0
     )
-    baseline: float = option(2.3, "Loss of a network that knows nothing (10.8 for text).")
+    baseline: float = option(2.3, "Loss of an untrained network (10.8 for text).")
     target: float = option(0.3, "Loss that counts as solved (3.5 for text).")
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class LossConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig(Config):
-    """What a controller is paid for."""
+    """Settings of the reward."""
 
     mode: str = option(
         "twin", "twin, shaped, escrow, sparse, minimal, basic, simplified, loss or a plug-in."
@@ -96,27 +96,27 @@ class RewardConfig(Config):
     )
     combination: Combination = option(
         "harmonic",
-        "`shaped`: how a contribution beyond the progress made is bounded by it: "
-        "harmonic, geometric or minimum.",
+        "`shaped`: mean of contribution and progress that bounds a contribution above the "
+        "progress: harmonic, geometric or minimum.",
     )
     pay_hindsight: bool = option(
         False, "`twin`: whether the recorded hindsight credit is also paid."
     )
     disable_pbrs: bool = option(False, "Ablation: no stage potentials.")
-    disable_terminal_reward: bool = option(False, "Ablation: nothing at the end.")
+    disable_terminal_reward: bool = option(False, "Ablation: no reward at the end.")
     disable_anti_gaming: bool = option(False, "Ablation: no ransomware penalty, no shock.")
     disable_timing_discount: bool = option(False, "Ablation: early seeds count in full.")
-    twin: TwinConfig = option(TwinConfig, "The gain over the waiting twin.")
+    twin: TwinConfig = option(TwinConfig, "Mode `twin`.")
     sparse: SparseConfig = option(SparseConfig, "Modes `sparse` and `minimal`.")
     loss: LossConfig = option(LossConfig, "Mode `loss`.")
 
 
 def check_gamma(config: RewardConfig, gamma: float) -> None:
-    """Raise unless potentials and credits are discounted as the learner discounts."""
+    """Raise unless the reward has the learner's discount."""
     if config.gamma != gamma:
         raise ConfigError(
-            f"the reward's gamma must be the learner's: reward.gamma is {config.gamma}, "
-            f"ppo.gamma is {gamma}; set both alike"
+            f"reward.gamma is {config.gamma} and ppo.gamma is {gamma}; they must be equal, so set "
+            f"reward.gamma={gamma}"
         )
 
 
@@ -129,24 +129,24 @@ REMOVED_TERMS: dict[str, str] = {
     "disable_terminal_reward": "terminal",
     "disable_anti_gaming": "shock",
 }
-"""The terms that ablation switches remove; the terms themselves read what else a switch changes."""
+"""The terms that ablation switches remove; other effects of a switch are in the terms."""
 
 SWITCHES = (*REMOVED_TERMS, "disable_timing_discount")
 """Every ablation switch."""
 
 
 class ComposedReward:
-    """Pays the sum of its terms.
+    """A reward that is the sum of its terms.
 
     Args:
-        config: the constants.
-        terms: what is paid, by the name it is recorded under.
-        updates: what is remembered beside the seeds' own story.
-        details: what explains the terms beside the seeds' counts.
-        settled: the terms that are due even where a rollback replaces everything else.
-        ablations: the ablation switches that mean something for this mode.
-        potential: what the terms pay the change of, where it is measured and not learned.
-        needs_twin: whether twin scores must be there.
+        config: the settings.
+        terms: functions that compute the terms, by the name under which they are recorded.
+        updates: functions that update the memory, besides `follow_seeds`.
+        details: functions that return recorded details, besides counts of seeds.
+        settled: terms that are paid even in a step that is rolled back.
+        ablations: ablation switches that this mode supports.
+        potential: the measured potential whose change the terms pay, if any.
+        needs_twin: whether scores of twins are required.
     """
 
     def __init__(
@@ -171,13 +171,13 @@ class ComposedReward:
         self._memory: Memory | None = None
 
     def reset(self, signals: Signals) -> None:
-        """Forget everything: an episode starts in every row with these first signals."""
+        """Clear the memory; an episode starts in every row with these signals."""
         self._memory = start_memory(
             signals, keeps_boosts=attribution.follow_scaffolds in self._updates
         )
 
     def step(self, transition: Transition) -> RewardStep:
-        """Return what the step paid in every row, and remember what later steps need."""
+        """Return the reward of the step, and update the memory."""
         if self._memory is None:
             raise UsageError("the reward has seen no episode start; call reset(signals) first")
         device = transition.active.device
@@ -204,13 +204,13 @@ class ComposedReward:
         """Restore what `state_dict` returned."""
         if state.get("mode") != self.config.mode:
             raise CheckpointError(
-                f"this is the memory of the reward {state.get('mode')!r}; "
-                f"this reward is {self.config.mode!r}"
+                f"the saved state belongs to the reward {state.get('mode')!r}, "
+                f"not to {self.config.mode!r}"
             )
         self._memory = Memory.from_state_dict(state["memory"]) if state["memory"] else None
 
     def _pay(self, name: str, term: Term, view: StepView) -> Tensor:
-        """Return what a term pays: nothing in rows that are over, nor for a rolled-back step."""
+        """Return a term, 0 in rows that are over, and in rolled-back steps unless settled."""
         counts = view.transition.active
         if name not in self._settled:
             counts = counts & ~view.rolled_back
@@ -220,13 +220,13 @@ class ComposedReward:
 def _without_disabled(
     config: RewardConfig, terms: Mapping[str, Term], ablations: tuple[str, ...]
 ) -> dict[str, Term]:
-    """Return the terms that are left after the ablations the configuration asks for."""
+    """Return the terms without those that the configuration disables."""
     asked = [switch for switch in SWITCHES if getattr(config, switch)]
     for switch in asked:
         if switch not in ablations:
             raise ConfigError(
-                f"{switch} means nothing for the reward {config.mode!r}; leave it off "
-                f"(it has {', '.join(ablations) or 'no ablations'})"
+                f"the reward {config.mode!r} has no ablation {switch}; leave it out "
+                f"(it has {', '.join(ablations) or 'none'})"
             )
     removed = {REMOVED_TERMS.get(switch) for switch in asked}
     return {name: term for name, term in terms.items() if name not in removed}
@@ -234,7 +234,7 @@ def _without_disabled(
 
 @register_reward("basic")
 def make_basic(config: RewardConfig) -> ComposedReward:
-    """Return the reward."""
+    """Return the reward of mode `basic`."""
     paid = {"gain": terms.score_change, "rent": terms.budget_rent, "rollback": terms.rollback}
     return ComposedReward(config, paid, settled=("rollback",))
 
@@ -256,10 +256,10 @@ SHAPED_TERMS: dict[str, Term] = {
     "hindsight": attribution.hindsight,
     "rollback": terms.rollback,
 }
-"""Every term, in the order in which they are summed."""
+"""Every term, in the order of summation."""
 
 SETTLED = ("pbrs", "clawback", "auto_prune", "hindsight", "rollback")
-"""What is due at the end of an episode even where it ends in a rollback."""
+"""Terms that are paid at the end of an episode even after a rollback."""
 
 
 _CREDITED = (attribution.describe_attribution, attribution.describe_hindsight)
@@ -268,7 +268,7 @@ _FOLLOWED = (terms.follow_first_germination, attribution.follow_scaffolds)
 
 @register_reward("shaped")
 def make_shaped(config: RewardConfig) -> ComposedReward:
-    """Return the reward."""
+    """Return the reward of mode `shaped`."""
     return ComposedReward(
         config,
         SHAPED_TERMS,
@@ -281,7 +281,7 @@ def make_shaped(config: RewardConfig) -> ComposedReward:
 
 @register_reward("escrow")
 def make_escrow(config: RewardConfig) -> ComposedReward:
-    """Return the reward."""
+    """Return the reward of mode `escrow`."""
     own = {"attribution": attribution.escrow_attribution, "escrow": attribution.escrow}
     return ComposedReward(
         config,
@@ -295,7 +295,7 @@ def make_escrow(config: RewardConfig) -> ComposedReward:
 
 @register_reward("loss")
 def make_loss(config: RewardConfig) -> ComposedReward:
-    """Return the reward."""
+    """Return the reward of mode `loss`."""
     return ComposedReward(
         config,
         {
@@ -312,7 +312,7 @@ def make_loss(config: RewardConfig) -> ComposedReward:
 
 @register_reward("minimal")
 def make_minimal(config: RewardConfig) -> ComposedReward:
-    """Return the reward."""
+    """Return the reward of mode `minimal`."""
     paid = {
         "action": terms.early_prune,
         "terminal": terms.committed_terminal,
@@ -323,7 +323,7 @@ def make_minimal(config: RewardConfig) -> ComposedReward:
 
 @register_reward("simplified")
 def make_simplified(config: RewardConfig) -> ComposedReward:
-    """Return the reward."""
+    """Return the reward of mode `simplified`."""
     return ComposedReward(
         config,
         {
@@ -339,14 +339,14 @@ def make_simplified(config: RewardConfig) -> ComposedReward:
 
 @register_reward("sparse")
 def make_sparse(config: RewardConfig) -> ComposedReward:
-    """Return the reward."""
+    """Return the reward of mode `sparse`."""
     paid = {"terminal": terms.committed_terminal, "rollback": terms.rollback}
     return ComposedReward(config, paid, settled=("rollback",))
 
 
 @register_reward("twin")
 def make_twin(config: RewardConfig) -> ComposedReward:
-    """Return the reward; hindsight credit is always recorded, and paid if the config says so."""
+    """Return the reward; hindsight credit is recorded, and paid if `pay_hindsight` is set."""
     paid: dict[str, Term] = {
         "gain": terms.gain,
         "rent": terms.twin_rent,

@@ -1,4 +1,4 @@
-"""The terms of rewards: what is earned, what growing costs, what an operation pays by itself."""
+"""The terms of rewards: gains, costs of growing, and costs of operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from esper.leyline.stages import BLENDED_STAGES, LIVE_STAGES, SeedStage
 from esper.simic.rewards.attribution import holds_hostage, seed_attributions
 from esper.simic.rewards.contract import NO_SLOT, Changes, StepView, follow_seeds
 
-# ---- Gains: over the twin, in the score, in potentials that move them in time, and at the end
+# ---- Gains: over the twin, of the score, by potentials, and at the end
 
 
 BASIC_SCORE_WEIGHT = 5.0  # `basic`: reward for 100 points of progress.
@@ -32,11 +32,10 @@ SPARSE_LIMIT = 1.0  # `sparse`, `minimal`: bound of the final reward before its 
 
 
 def gain_points(view: StepView) -> Tensor:
-    """Return [R]: score minus the twin's, exactly 0 while the row is its twin.
+    """Return [R]: score minus the twin's, exactly 0 until a seed is blended.
 
-    A seed that has not been blended in changes nothing about the network but its size, so a row is
-    its twin until then, whatever was done to it. Measured, the two may differ all the same: on a
-    device, stacks of other sizes add up in another order.
+    Until then the row computes the same as its twin. Measured scores may still differ: on a GPU,
+    stacks of different sizes sum in a different order.
     """
     has_parted = view.once(follow_seeds)["has_parted"]
     twin = view.transition.twin_after
@@ -44,31 +43,31 @@ def gain_points(view: StepView) -> Tensor:
     if bool(missing.any()):
         rows = missing.nonzero().flatten().tolist()
         raise UsageError(
-            f"the reward is a gain over the waiting twin, which has no score in rows {rows}; "
-            "run twins, or use another reward"
+            f"the reward is the gain over a twin, and rows {rows} have no twin score; "
+            "train twins, or use another reward"
         )
     return torch.where(has_parted, view.after.val_score - twin, 0.0)
 
 
 def counted_gain(view: StepView) -> Tensor:
-    """Return [R]: the gain that counts; at the end the mean over the last epochs."""
+    """Return [R]: the gain; at the end of an episode its mean over the last epochs."""
     recent = view.once(_recent_gains)
     return torch.where(view.transition.is_last, recent.nanmean(1), view.once(gain_points))
 
 
 def gain(view: StepView) -> Tensor:
-    """Return [R]: change of the gain over the twin; a rollback loses all of it."""
+    """Return [R]: change of the gain over the twin; after a rollback the gain is 0."""
     now = torch.where(view.rolled_back, 0.0, view.once(counted_gain))
     return view.config.gamma * now - view.memory.gain
 
 
 def gain_potential(view: StepView) -> Tensor:
-    """Return [R]: what `gain` pays the change of, as it stands after the step."""
+    """Return [R]: the potential of `gain` after the step."""
     return torch.where(view.rolled_back, 0.0, view.once(counted_gain))
 
 
 def follow_gain(view: StepView) -> Changes:
-    """Remember the gain that was paid for, and those of the last epochs."""
+    """Remember the gain that was paid, and the gains of the last epochs."""
     return {"gain": view.once(counted_gain), "recent_gains": view.once(_recent_gains)}
 
 
@@ -96,16 +95,16 @@ def _recent_gains(view: StepView) -> Tensor:
 
 
 def terminal(view: StepView) -> Tensor:
-    """Return [R]: the final score and the fossils that contribute."""
+    """Return [R]: reward of the final score and of fossils that contribute."""
     counted = torch.tanh(view.once(contributing_fossils) / FOSSIL_SATURATION)
     return _at_the_end(view, SCORE_WEIGHT * view.after.val_score + FOSSIL_BONUS * counted)
 
 
 def open_seeds(view: StepView) -> Tensor:
-    """Return [R]: what seeds cost that nobody has decided on by the end (`twin`).
+    """Return [R], 0 or less: cost of live seeds at the end (`twin`).
 
-    A seed helps as much while it holds as when it is fossilized; without this, nothing would tell
-    a controller to finish what it has begun.
+    A seed in HOLDING helps as much as a fossil; without this cost a controller would have no
+    reason to fossilize it.
     """
     count = is_in(view.after.stage, LIVE_STAGES).sum(1)
     return _at_the_end(view, -view.config.twin.open_seed_cost * count.float())
@@ -118,7 +117,7 @@ def simplified_terminal(view: StepView) -> Tensor:
 
 
 def committed_terminal(view: StepView) -> Tensor:
-    """Return [R]: the score of what stays, less the size of the fossils (`sparse`)."""
+    """Return [R]: the score with fossils only, minus their size (`sparse`)."""
     fossil = view.after.stage == int(SeedStage.FOSSILIZED)
     size = torch.where(fossil, view.after.slot_params, 0).sum(1) / view.after.budget.clamp(min=1)
     value = committed_score(view.after) / 100 - SPARSE_PARAM_WEIGHT * size
@@ -134,15 +133,15 @@ def loss_terminal(view: StepView) -> Tensor:
 
 
 def contributing_fossils(view: StepView) -> Tensor:
-    """Return float32 [R]: fossils that improved the network and do it no harm."""
+    """Return float32 [R]: number of fossils that improved the network and do not harm it."""
     return view.once(follow_seeds)["fossil_contributes"].sum(1).float()
 
 
 def committed_score(signals: Signals) -> Tensor:
-    """Return float32 [R]: the score with every seed that is not fossilized switched off.
+    """Return float32 [R]: the score with every live seed switched off.
 
-    Made of the ablations in the signals: score - sum of contributions + sum of interactions. That
-    is exact for up to two such seeds; beyond, effects that only three together have are left out.
+    Computed from the ablations in the signals: score - sum of contributions + sum of interactions.
+    This is exact for up to two live seeds; effects of three or more together are left out.
     """
     live = is_in(signals.stage, LIVE_STAGES)
     worth = torch.where(live, signals.contribution.nan_to_num(0.0), 0.0).sum(1)
@@ -171,7 +170,7 @@ LOSS_POTENTIAL_SCALE = 0.1  # `loss`: reward per unit of potential.
 
 
 def potential(signals: Signals, progress_rate: float = PROGRESS_RATE) -> Tensor:
-    """Return [R]: stages and epochs in them, summed over the slots that hold a seed."""
+    """Return [R]: the potential of stages and of epochs in them, summed over the seeds."""
     epochs = signals.epochs_in_stage.float()
     progress = (progress_rate * epochs).clamp(max=PROGRESS_LIMIT)
     total = torch.zeros_like(progress)
@@ -290,7 +289,7 @@ def auto_prune(view: StepView) -> Tensor:
     return torch.where(view.rolled_back, -AUTO_PRUNE * removed, 0.0)
 
 
-# ---- Operations: what a deed, or leaving things as they are, pays or costs by itself
+# ---- Costs and bonuses of operations
 
 
 _UNBLENDED = (SeedStage.GERMINATED, SeedStage.TRAINING)
