@@ -81,7 +81,7 @@ def test_a_state_of_another_version_is_refused() -> None:
     first, _ = random_episode(1, 1, 3, generator(0, "memory"))
     state = start_memory(first, keeps_boosts=False).state_dict()
     state["surprise"] = state.pop("gain")
-    with pytest.raises(CheckpointError, match="lacks gain and has surprise beyond"):
+    with pytest.raises(CheckpointError, match="lacks gain and also has surprise"):
         Memory.from_state_dict(state)
 
 

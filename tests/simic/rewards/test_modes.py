@@ -126,7 +126,7 @@ def test_a_memory_of_another_mode_is_refused() -> None:
     first, _ = random_episode(2, 2, 4, generator(0, "other"))
     basic = make_reward(RewardConfig(mode="basic"))
     basic.reset(first)
-    with pytest.raises(CheckpointError, match="the memory of the reward 'basic'"):
+    with pytest.raises(CheckpointError, match="belongs to the reward 'basic'"):
         make_reward(RewardConfig(mode="twin")).load_state_dict(basic.state_dict())
 
 
