@@ -21,7 +21,7 @@ def test_members_are_those_of_the_split() -> None:
 def test_the_claim_is_not_opened_by_accident() -> None:
     choice = MemberChoice(family="image16_family", split="claim")
     for opening in (0, 3):
-        with pytest.raises(UsageError, match="opened at most twice"):
+        with pytest.raises(UsageError, match="at most twice"):
             choice.find(opening)
     assert len(choice.find(1)) == 24
     assert set(choice.purposes()) == {each.label for each in choice.find(2)}

@@ -1,4 +1,4 @@
-"""Tasks: data sets that a user has, hosts that train on them, and the settings they train under.
+"""Tasks: data sets on the user's disk, hosts that train on them, and training settings.
 
 `get_task(name)` makes one, `task.load()` reads and splits its data, `task.build_host(seed)` makes
 its network. To add one: docs/how-to/add-a-task.md. Where data comes from: docs/data.md.

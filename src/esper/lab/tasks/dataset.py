@@ -1,7 +1,7 @@
-"""`TaskData`: what one task trains on and is judged by, served by index.
+"""`TaskData`: the training, validation and test samples of one task, by index.
 
-Tasks on one source share its `Splits`. A task has its own choice of training samples and its own
-targets for them, so that a smaller or a noisier variant costs indices and labels, not pixels.
+Tasks on one source share its `Splits`. Each has its own choice of training samples and its own
+targets, so that a smaller or noisier variant only stores indices and labels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from esper.leyline.errors import ConfigError, DataError
 from esper.utils.process import to_device
 from esper.utils.randomness import derive_seed, random_orders, random_words
 
-# ---- How training images are varied: crops out of a border of zeros, and mirrors
+# ---- Augmentation: random crops out of a border of zeros, and flips
 
 
 Augmentation = Literal["none", "crop_flip"]
@@ -41,7 +41,7 @@ PADDING = 4
 
 @dataclass(frozen=True, slots=True)
 class Crops:
-    """Where each image is cut from its padded self, and whether it is mirrored; of one shape."""
+    """Position of each crop in the padded image, and whether it is flipped; all of one shape."""
 
     top: Tensor
     left: Tensor
@@ -58,7 +58,7 @@ class Crops:
 def draw_crops(seeds: Tensor, count: int) -> Crops:
     """Draw [R, count] crops on the device of the seeds, int64 [R]."""
     words, places = random_words(seeds, count), 2 * PADDING + 1
-    # Every crop is made of the bits of one word: 16 for the row, 15 for the column, one to mirror.
+    # A crop takes the bits of one word: 16 for the row, 15 for the column, one to flip.
     return Crops(
         ((words & 0xFFFF) * places) >> 16,
         (((words >> 16) & 0x7FFF) * places) >> 15,
@@ -67,7 +67,7 @@ def draw_crops(seeds: Tensor, count: int) -> Crops:
 
 
 def crop_flip(images: Tensor, crops: Crops) -> Tensor:
-    """Return images [B, C, H, W] of any type, shifted within a border of zeros and mirrored."""
+    """Return images [B, C, H, W] of any type, cropped from a border of zeros and flipped."""
     count, channels, height, width = images.shape
     device = images.device
     rows = crops.top.to(device)[:, None] + torch.arange(height, device=device)
@@ -83,23 +83,23 @@ def crop_flip(images: Tensor, crops: Crops) -> Tensor:
     ]
 
 
-# ---- Which samples an epoch has: a function of a row's key and of the epoch's number alone
+# ---- The samples of an epoch, which depend on a row's key and the epoch's number alone
 
 
 class EpochOrders:
-    """The orders of rows that have equally many samples.
+    """Draws the sample orders of rows with equally many samples.
 
     Args:
-        keys: names of the rows' random streams.
-        size: training samples of a row.
-        samples: samples of an epoch.
-        device: where orders are drawn.
+        keys: seeds of the rows' random streams.
+        size: number of training samples of a row.
+        samples: number of samples of an epoch.
+        device: device of the orders.
     """
 
     def __init__(
         self, keys: Sequence[int], size: int, samples: int, device: torch.device | str = "cpu"
     ) -> None:
-        """Draw nothing yet."""
+        """Prepare; `draw` returns an order."""
         self._keys, self._size, self._samples = list(keys), size, samples
         self._device = torch.device(device)
         self._passes: dict[tuple[int, ...], Tensor] = {}
@@ -112,7 +112,7 @@ class EpochOrders:
         numbers = [
             tuple(number + later for number, _ in starts) for later in range(-(-most // self._size))
         ]
-        # The next epoch mostly goes on in the same pass.
+        # Cached: the next epoch usually continues the same pass.
         self._passes = {
             which: self._passes[which] if which in self._passes else self._draw_pass(which)
             for which in numbers
@@ -123,7 +123,7 @@ class EpochOrders:
         return orders.gather(1, places).long()
 
     def _draw_pass(self, numbers: Sequence[int]) -> Tensor:
-        """Return int32 [R, size]: everything once, in the order of a row's pass of this number."""
+        """Return int32 [R, size]: a permutation for every row's pass of this number."""
         seeds = [
             derive_seed(key, "pass", number)
             for key, number in zip(self._keys, numbers, strict=True)
@@ -140,11 +140,11 @@ class TaskData:
 
     Attributes:
         splits: The source, shared with other tasks on it.
-        kept: int64 on the CPU, in order: the training samples that are used.
+        kept: int64 on the CPU, sorted: the training samples in use.
         train_targets: Targets of all training samples of the splits; None for tokens.
-        subset: Indices of the fixed validation samples used inside an episode.
+        subset: Indices of the fixed validation samples that are scored after every epoch.
         samples_per_step: Samples in one epoch of training.
-        augmentation: How training images are varied.
+        augmentation: Augmentation of training images.
     """
 
     splits: Splits
@@ -194,7 +194,7 @@ class TaskData:
         return self.train_targets if split == "train" else self.splits.targets.get(split)
 
     def on(self, splits: Splits) -> TaskData:
-        """Return the same data with its source in another place."""
+        """Return the same data on other splits, such as those on another device."""
         given = self.train_targets
         if given is not None:
             is_shared = given is self.splits.targets["train"]
@@ -212,7 +212,7 @@ class TaskData:
             split: Which split the indices are of.
             indices: Samples of the split, used or not, in any shape; it becomes the leading shape
                 of the batch.
-            crops: If given, how images are cut and mirrored, in the same shape.
+            crops: Crops of the images, in the same shape; None for whole images.
 
         Returns:
             Normalised float32 inputs, or int64 tokens; and labels, values or next tokens.
@@ -235,14 +235,14 @@ class TaskData:
     def order(self, key: int, epoch: int) -> Tensor:
         """Return the training samples of an epoch, int64 [samples_per_step] on the CPU.
 
-        It depends on the key and the number of the epoch, from 1, alone. No sample comes twice
-        before all have come once, from the first epoch on.
+        It depends on the key and the number of the epoch, from 1, alone. Every sample is used once
+        before any is used again.
         """
         orders = EpochOrders([key], len(self.kept), self.samples_per_step)
         return self.kept[orders.draw([epoch])[0]]
 
     def crops(self, key: int, epoch: int) -> Crops | None:
-        """Return how the images of an epoch are varied, [samples_per_step]; None for not at all."""
+        """Return the crops of an epoch, [samples_per_step]; None without augmentation."""
         if self.augmentation == "none":
             return None
         crops = draw_crops(torch.tensor([crop_seed(key, epoch)]), self.samples_per_step)
@@ -289,15 +289,15 @@ def choose_data(
     augmentation: Augmentation = "none",
     validation_samples: int = VALIDATION_SAMPLES,
 ) -> TaskData:
-    """Return what a task uses of a source; the splits themselves are shared, not copied.
+    """Return the data of a task; the splits are shared, not copied.
 
     Args:
-        splits: The source.
-        samples_per_step: Samples in one epoch; the training samples in use if None.
-        train_size: Keep only this many training samples.
+        splits: The splits of the source.
+        samples_per_step: Samples in one epoch; by default the number of training samples in use.
+        train_size: Use only this many training samples.
         label_noise: Share of the training labels that are replaced by another class.
-        augmentation: How training images are varied.
-        validation_samples: Size of the fixed validation subset; all, where there are fewer.
+        augmentation: Augmentation of training images.
+        validation_samples: Size of the fixed validation subset; all samples if there are fewer.
     """
     if augmentation != "none" and splits.kind != "image":
         raise ConfigError(f"augment {augmentation!r} is for images, but {splits.name} has none")

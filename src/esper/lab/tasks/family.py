@@ -1,8 +1,8 @@
-"""Families: tasks of one kind that differ along axes, split into those to train, select and claim.
+"""Families of tasks that differ along axes, split into *train*, *select* and *claim* members.
 
 No fixed schedule is right for a whole family: a narrow host on clean data should grow early, a wide
-host on few or noisy samples should be left alone. A controller trains on *train* members, the best
-one is chosen on *select* members, and what is said of it is measured on *claim* members.
+host on few or noisy samples should not grow. Controllers train on *train* members, the best one is
+chosen on *select* members, and claims are measured on *claim* members.
 
     family = get_family("image16_family")
     for members in family.draw(7, architectures=4, conditions=16):
@@ -30,12 +30,12 @@ from esper.utils.randomness import generator
 FamilySplit = Literal["train", "select", "claim"]
 
 Purpose = Literal["lacks capacity", "neutral", "useless or harmful"]
-"""What growth can bring a claim member, as far as its axis values tell beforehand."""
+"""The expected benefit of growth on a claim member, by its axis values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """The values that each axis of a member may take; a product, less what cannot be."""
+    """The values of each axis; members are all possible combinations."""
 
     data: tuple[str, ...]
     host: tuple[HostKind, ...] = ("plain",)
@@ -49,17 +49,17 @@ class Axes:
     rate_factor: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
-        """Refuse an axis without values, or with one twice."""
+        """Raise for an axis without values, or with duplicates."""
         for name, values in self.items():
             if not values or len(set(values)) != len(values):
-                raise ConfigError(f"Axes.{name} must have values, each once, got {values}")
+                raise ConfigError(f"Axes.{name} must have distinct values, got {values}")
 
     def items(self) -> list[tuple[str, tuple[object, ...]]]:
         """Return every axis with its values."""
         return [(each.name, getattr(self, each.name)) for each in fields(self)]
 
     def members(self) -> tuple[Member, ...]:
-        """Return every possible member of the product."""
+        """Return every possible combination as a member."""
         names = [name for name, _ in self.items()]
         product = itertools.product(*(values for _, values in self.items()))
         made = (Member(**dict(zip(names, each, strict=True))) for each in product)  # type: ignore[arg-type]
@@ -68,14 +68,14 @@ class Axes:
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of task with its splits.
+    """A family of tasks with its splits.
 
     Attributes:
-        name: What it is called in configurations.
+        name: Name in configurations.
         summary: One line for people.
-        train: What training draws.
-        select: What policies are chosen on.
-        claims: What is claimed is measured on these members, by what growth can bring there.
+        train: Axes of the members that controllers train on.
+        select: Axes of the members that policies are chosen on.
+        claims: Members that claims are measured on, by the expected benefit of growth.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Family:
     claims: Mapping[Purpose, tuple[Member, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse splits that share a member."""
+        """Raise if splits share a member."""
         seen: dict[Member, FamilySplit] = {}
         for split in ("train", "select", "claim"):
             for member in self.members(split):
@@ -112,22 +112,22 @@ class Family:
 
     @cached_property
     def max_slots(self) -> int:
-        """Slots of the member with the most of them, in any split."""
+        """Most slots of any member in any split."""
         return max(each.depth for known in self._by_architecture.values() for each in known)
 
     def draw(
         self, seed: int, split: FamilySplit = "train", *, architectures: int, conditions: int
     ) -> tuple[tuple[Member, ...], ...]:
-        """Return members by architecture; they depend on the arguments alone.
+        """Draw members, grouped by architecture; they depend on the arguments alone.
 
-        Architectures are drawn evenly, and of each its conditions. Both are distinct, so there are
-        fewer of them where the split has fewer.
+        Architectures are drawn uniformly without replacement, then members of each. There are
+        fewer of them if the split has fewer.
 
         Args:
             seed: seed of the draw.
-            split: which members are drawn.
-            architectures: how many architectures.
-            conditions: how many members of each.
+            split: the split to draw from.
+            architectures: number of architectures.
+            conditions: number of members of each.
         """
         stream = generator(seed, self.name, split, "members")
         known = list(self._by_architecture[split].values())
@@ -159,7 +159,7 @@ FAMILIES: Registry[Family] = Registry("task family", "esper.families")
 
 
 def register_family(family: Family) -> Family:
-    """Make a family known under its name, and return it."""
+    """Register a family under its name, and return it."""
     return FAMILIES.register(family.name, family)
 
 
@@ -168,13 +168,13 @@ def get_family(name: str) -> Family:
     return FAMILIES.get(name)
 
 
-# ---- The families that ship with Esper, and the members that claims are measured on
+# ---- The families that ship with Esper, and their claim members
 
 
 EVEN = (0, 2, 4, 6, 8)
 ODD = (1, 3, 5, 7, 9)
 EASY = (0, 6, 9)
-"""Aeroplane, frog and truck: an easy task, so that few images do not always mean many errors."""
+"""Aeroplane, frog and truck: an easy task, on which few images do not mean many errors."""
 
 DIGITS_FAMILY = register_family(
     Family(
@@ -207,21 +207,21 @@ def _claim(data: str, width: int, depth: int, train_size: int, **other: Any) -> 
 
 
 _CLAIMS: dict[Purpose, tuple[Member, ...]] = {
-    # Shallow hosts with more clean images than training ever has.
+    # Shallow hosts with more clean images than any train member has.
     "lacks capacity": (
         *(_claim(Cifar16.name, width, 2, 25_000) for width in (5, 7, 10, 14, 20)),
         *(_claim(Cifar16.name, width, 2, 25_000, host="residual") for width in (4, 8)),
         *(_claim(Fashion14.name, width, 2, 25_000) for width in (3, 5, 10)),
         *(_claim(Fashion14.name, width, 2, 25_000, host="residual") for width in (4, 8)),
     ),
-    # Hosts that are deep and wide enough for what there is to learn in the time they have.
+    # Hosts that are deep and wide enough for their data and horizon.
     "neutral": (
         *(_claim(Cifar16.name, width, 3, 25_000) for width in (32, 48)),
         _claim(Cifar16.name, 32, 3, 25_000, host="residual"),
         *(_claim(Fashion14.name, width, 3, 25_000) for width in (20, 32)),
         _claim(Fashion14.name, 20, 3, 25_000, host="residual"),
     ),
-    # Too few images, or too many wrong labels, for any more capacity to be filled rightly.
+    # Too few images, or too many wrong labels, for more capacity to help.
     "useless or harmful": (
         _claim(Cifar16.name, 10, 3, 1_000),
         _claim(Cifar16.name, 10, 3, 4_000, label_noise=0.6),
@@ -288,31 +288,31 @@ CIFAR_FAMILY = register_family(
 
 
 LAST_OPENING = 2
-"""How often the claim members may be looked at."""
+"""How often the claim members may be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemberChoice(Config):
-    """Which members of which family."""
+    """A choice of members of a family."""
 
     family: str = option("digits_family", "Name of the family.")
-    split: FamilySplit = option("select", "Members to train on, to choose by, or to claim on.")
+    split: FamilySplit = option("select", "Split of the family: train, select or claim.")
     labels: tuple[str, ...] = option(
-        (), "Labels, or parts of labels that many share; members with any of them, all if empty."
+        (), "Members with any of these labels, or parts of labels; all if empty."
     )
-    count: int = option(0, "How many, drawn by the seed; 0 for all.", minimum=0)
-    seed: int = option(0, "Names the draw.", minimum=0)
+    count: int = option(0, "Number of members, drawn at random; 0 for all.", minimum=0)
+    seed: int = option(0, "Seed of the draw.", minimum=0)
 
     def find(self, opening: int = 0) -> tuple[AnyMember, ...]:
         """Return the members.
 
         Args:
-            opening: which opening of the claim this is; the claim is not opened by accident.
+            opening: 1 or 2 for claim members, which are not used by accident; 0 for others.
         """
         if self.split == "claim" and not 1 <= opening <= LAST_OPENING:
             raise UsageError(
-                "the claim members are opened at most twice, for the result that is published; "
-                "say so with --open-claim 1 or --open-claim 2, or use --split select"
+                "the claim members are used at most twice, for published results; "
+                "confirm with --open-claim 1 or --open-claim 2, or use --split select"
             )
         if self.split != "claim" and opening:
             raise UsageError(f"--open-claim is for --split claim, not for {self.split!r}")
@@ -338,6 +338,6 @@ class MemberChoice(Config):
         return tuple(found[place] for place in sorted(chosen))
 
     def purposes(self) -> dict[str, str]:
-        """Return what growth can bring the claim members, by label."""
+        """Return the expected benefit of growth on the claim members, by label."""
         claims = get_family(self.family).claims
         return {member.label: purpose for purpose, members in claims.items() for member in members}

@@ -1,4 +1,4 @@
-"""`Member`: one task of a family as a set of axis values, which names itself and makes its task."""
+"""`Member`: one task of a family, given by its values on the family's axes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from esper.leyline.config import Config
 from esper.leyline.errors import ConfigError
 from esper.leyline.slots import slot_id
 
-# - The learning rate at which a host that only waits does best, by data, host and training images
+# ---- The best learning rate of a host without growth, by data, host and training images
 
 
 SCHEDULE: Schedule = "wsd"
-"""How the learning rate of every member of a family moves, unless something else is asked for."""
+"""Learning-rate schedule of the members of all families, by default."""
 WARM_UP = 0.05
-"""Share of a run in which it rises."""
+"""Share of a run with a rising learning rate."""
 SEED_WARM_UP = 3
-"""Epochs in which the rate of a new seed rises; it helped where growing helps most."""
+"""Epochs in which the rate of a new seed rises; this helped where growing helps most."""
 
 RATES: dict[tuple[str, str], tuple[tuple[int, float], ...]] = {
     ("digits", "plain"): ((1_079, 0.2),),
@@ -33,11 +33,11 @@ RATES: dict[tuple[str, str], tuple[tuple[int, float], ...]] = {
     ("fashion14", "residual"): ((2_000, 0.02), (20_000, 0.1)),
     ("cifar_baseline", "plain"): ((2_000, 0.02), (20_000, 0.1)),
 }
-"""(training images, rate) for every data set and host, by rising size."""
+"""(training images, rate) by data set and host, sorted by size."""
 
 
 def tuned_rate(data: str, host: str, train_size: int) -> float:
-    """Return the rate for a host of this kind on so many images."""
+    """Return the learning rate of a host of this kind on so many images, interpolated."""
     try:
         known = RATES[data, host]
     except KeyError:
@@ -59,16 +59,16 @@ HOST_NAMES: dict[HostKind, str] = {"plain": "cnn", "residual": "residual"}
 assert set(HOST_NAMES) == set(get_args(HostKind))
 
 GROWTH_LIMIT = 2.0
-"""Most parameters, and most operations per sample, of a grown member in units of its host's: what
-controllers are trained, searched and judged under."""
+"""Most parameters, and most operations per sample, of a grown member, as a multiple of its host's,
+in training, search and proof."""
 
 SlotPlace = Literal["blocks", "pools"]
 SLOT_ROWS: dict[SlotPlace, int] = {"blocks": 0, "pools": 1}
-"""Which row of a host's slots is offered."""
+"""The row of a host's slots that may grow."""
 
 
 class Architecture(NamedTuple):
-    """What members must share to run as one stack."""
+    """Values that members must share to run as one stack."""
 
     data: str
     host: HostKind
@@ -80,19 +80,19 @@ class Architecture(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """Values of every axis along which tasks of a family differ.
+    """A task of a family: its value on every axis.
 
     Attributes:
-        data: Name of the image task whose data and epochs it has.
-        host: Plain blocks, or residual ones.
+        data: Name of the image task whose data and epoch size it uses.
+        host: Plain or residual blocks.
         width: Channels of the first block; they double from block to block.
-        depth: Blocks, each with a slot.
-        slots: Where seeds sit: after a block, or after its pool, where they cost a quarter.
-        classes: Classes that are told apart; empty for all.
+        depth: Number of blocks, each with a slot.
+        slots: Position of seeds: after a block, or after its pool, where they cost a quarter.
+        classes: Classes to classify; empty for all.
         train_size: Training images; 0 is all there are.
         label_noise: Share of the training labels that are wrong.
         horizon: Epochs of a run.
-        rate_factor: Learning rate as a multiple of the one that suits the waiting host.
+        rate_factor: Learning rate as a multiple of the best one of the host without growth.
     """
 
     data: str
@@ -108,7 +108,7 @@ class Member:
 
     @property
     def label(self) -> str:
-        """A name that tells every value apart from the usual ones."""
+        """A name that lists all values, usual ones left out."""
         pooled = " pooled" if self.slots == "pools" else ""
         parts = [f"{self.data} {self.host} {self.width}x{self.depth}{pooled}"]
         if self.classes:
@@ -123,25 +123,25 @@ class Member:
 
     @property
     def architecture(self) -> Architecture:
-        """What its host depends on."""
+        """The values that its host depends on."""
         return Architecture(
             self.data, self.host, self.width, self.depth, self.slots, self.num_classes
         )
 
     @property
     def num_classes(self) -> int:
-        """Classes that the host tells apart."""
+        """Number of classes of the host."""
         return len(self.classes) or _ground(self.data).num_classes
 
     @property
     def learning_rate(self) -> float:
-        """Highest rate of a run."""
+        """Highest learning rate of a run."""
         size = self.train_size or _ground(self.data).train_size
         return self.rate_factor * tuned_rate(self.data, self.host, size)
 
     @property
     def is_possible(self) -> bool:
-        """Whether there are as many images of its classes, and pixels for its pools."""
+        """Whether there are enough images of its classes, and enough pixels for its pools."""
         ground = _ground(self.data)
         images = ground.train_size * self.num_classes // ground.num_classes
         return self.train_size <= images and 2**self.depth <= ground.side
@@ -178,13 +178,13 @@ class Member:
 
 
 class _Ground(NamedTuple):
-    """What a data set allows, without reading it."""
+    """Sizes of a data set, known without reading it."""
 
     side: int
     """Pixels of the shorter side of an image."""
     num_classes: int
     train_size: int
-    """Training images that are left when the validation split is carved."""
+    """Number of training images without the validation split."""
 
 
 TRAIN_SIZES: dict[str, int] = {
@@ -193,7 +193,7 @@ TRAIN_SIZES: dict[str, int] = {
     "fashion14": 54_000,
     "cifar_baseline": 45_000,
 }
-"""Training images of the data sets that families are made of; tests hold them against the data."""
+"""Number of training images of the data sets of families; tests compare it with the data."""
 
 
 @cache
@@ -210,7 +210,7 @@ def _ground(data: str) -> _Ground:
 
 @dataclass(frozen=True)
 class GivenMember:
-    """A task under a label of the caller's choice."""
+    """A task with a label of the caller's choice."""
 
     label: str
     given: Task
@@ -221,4 +221,4 @@ class GivenMember:
 
 
 AnyMember = Member | GivenMember
-"""A task with a label of its own that says how it differs from others."""
+"""A task with a label."""

@@ -1,7 +1,7 @@
-"""`Splits`: a source in three fixed parts on one device, and how it is taken apart.
+"""`Splits`: the fixed training, validation and test split of a source, on one device.
 
-All tasks on one source share its splits, whatever part of the training samples each uses
-(`tasks.dataset`): the samples lie in memory once.
+All tasks on one source share its splits, whichever training samples each uses (`tasks.dataset`), so
+the samples are in memory once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from esper.utils.randomness import generator
 
 SPLIT_SEED = 20_260_101
 TOKEN_BLOCK = 32
-"""Sequences of text that stay together, so that few neighbours are torn apart by a split."""
+"""Sequences of text that stay together in a split."""
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -49,8 +49,8 @@ def permutation(count: int, *keys: int | str) -> Array:
 def carve(part: Part, fraction: float, *keys: int | str) -> tuple[Part, Part]:
     """Divide a part into (rest, carved), with about `fraction` of the samples carved.
 
-    Labelled samples are carved class by class, text in blocks of neighbouring sequences, and
-    everything else at random. The order of the samples is kept.
+    Labelled samples are split class by class, text in blocks of neighbouring sequences, and real
+    targets at random. The order of the samples is kept.
     """
     count = len(part.x)
     if part.y is None:
@@ -75,7 +75,7 @@ def _stratified(y: Array, fraction: float, *keys: int | str) -> Array:
         groups = [np.flatnonzero(y == label) for label in np.unique(y)]
     chosen = []
     for number, group in enumerate(groups):
-        # A class of one stays whole on the training side; two or more give at least one away.
+        # A class of one sample stays in the rest; larger classes give at least one sample.
         wanted = min(max(1, round(len(group) * fraction)), len(group) - 1)
         chosen.append(group[permutation(len(group), *keys, number)[:wanted]])
     return np.concatenate(chosen)
@@ -99,7 +99,7 @@ def split_source(source: Source, val_fraction: float, test_fraction: float) -> d
 
 
 def select_classes(source: Source, classes: Sequence[int]) -> Source:
-    """Return the samples of some classes, which are numbered anew in this order."""
+    """Return the samples of some classes, renumbered in this order."""
     if source.y is None or source.target != "class":
         raise ConfigError(f"classes can be chosen of labelled data alone; {source.name} has none")
     if max(classes) >= (source.num_classes or 0):
@@ -124,14 +124,14 @@ def select_classes(source: Source, classes: Sequence[int]) -> Source:
 
 
 def subsample(part: Part, size: int, *keys: int | str) -> Array:
-    """Return the indices of `size` samples in order, class shares kept as far as they can be."""
+    """Return the sorted indices of `size` samples, keeping class shares as far as possible."""
     count = len(part.x)
     if size > count:
         raise DataError(f"train_size is {size}, but the training split has only {count} samples")
     order = permutation(count, *keys)
     if part.y is not None and part.y.dtype.kind != "f":
-        # Rank each sample inside its class, as a share of the class: the smallest ranks of all
-        # classes together hold every class in proportion.
+        # Rank each sample within its class, as a share of the class. The smallest ranks of all
+        # classes together have every class in proportion.
         shares = np.empty(count)
         for label in np.unique(part.y):
             members = order[part.y[order] == label]
@@ -141,7 +141,7 @@ def subsample(part: Part, size: int, *keys: int | str) -> Array:
 
 
 def corrupt_labels(labels: Array, rate: float, num_classes: int, *keys: int | str) -> Array:
-    """Return labels of which a share is another class; a higher rate adds to it."""
+    """Return labels with a share of them replaced; a higher rate replaces more of the same."""
     count = round(rate * len(labels))
     chosen = permutation(len(labels), *keys, "which")[:count]
     shift = torch.randint(
@@ -161,7 +161,7 @@ OBJECTIVE_FOR: dict[Target, ObjectiveName] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Splits:
-    """A source in three parts, normalised by what its whole training split shows.
+    """A source in three parts, with the normalisation of its whole training split.
 
     Attributes:
         name: What the data is, for people.
@@ -170,7 +170,7 @@ class Splits:
         num_classes: Number of classes or distinct tokens; None for real targets.
         samples: Samples of each split, as stored.
         targets: Labels or values of each split; empty for tokens.
-        gain: Factor that normalises stored values; None where they are used as they are.
+        gain: Factor that normalises stored values; None if they are used as they are.
         bias: Offset after the factor.
     """
 
@@ -199,7 +199,7 @@ class Splits:
         return digest.hexdigest()
 
     def to(self, device: torch.device | str) -> Splits:
-        """Return the same on another device; itself, where it is there already."""
+        """Return the same on another device; itself if it is there already."""
         if self.device == torch.empty(0, device=device).device:
             return self
         return dataclasses.replace(
@@ -221,7 +221,7 @@ def make_splits(
     """Split a source and put it on a device.
 
     Args:
-        source: The data as it was read.
+        source: The data, as read.
         val_fraction: Share of the training data set aside for validation.
         test_fraction: Share set aside for testing where there is no official test split.
         device: Where the tensors go.
