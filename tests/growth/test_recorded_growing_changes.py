@@ -112,7 +112,7 @@ def test_a_folder_alone_runs_no_code(place: Path, stopped: Path) -> None:
     """A run folder is data that people send each other."""
     edit(place, "model", "evil_module:make")
     (stopped / "evil_module.py").write_text("raise SystemExit('this was run')\n")
-    with pytest.raises(UsageError, match=r"say so yourself to continue it: .*--model evil_mod"):
+    with pytest.raises(UsageError, match=r"confirm it to continue: .*--model evil_mod"):
         resume(place, model=None)
     with pytest.raises(UsageError, match=r"started with the model 'evil_module:make', not with"):
         resume(place)

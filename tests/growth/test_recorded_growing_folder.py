@@ -408,7 +408,7 @@ def test_the_command_and_the_call_continue_their_own(
     tmp_path: Path, whole: Grown, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = esper_command(capsys, "grow", "--resume", "--out", whole.folder)
-    assert "only the program knows which started it" in said.complaint()
+    assert "was started by a Python program" in said.complaint()
     assert "esper.grow(model, ..., out=" in said.complaint()
     fast = ("grow", "--task", "digits_mlp", "--no-twin", "--epochs", 1, "--controller", "wait")
     assert esper_command(capsys, *fast, "--out", tmp_path / "run").code == 0

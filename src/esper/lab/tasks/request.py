@@ -1,4 +1,4 @@
-"""What `esper grow` was asked for, as `config.yaml` says it, and the request that it becomes."""
+"""The settings of `esper grow`, as in `config.yaml`, and the `GrowRequest` made from them."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ from esper.utils.process import choose_device, find_module, is_file_name
 from esper.utils.randomness import seeded
 from esper.utils.settings import change_settings
 
-# ---- Requests to grow a model on data that Esper holds: a task's, or a file's
+# ---- Requests to grow a model on the data of a task or a file
 
 
 class TrainingBatches:
-    """One epoch of training batches after another; each epoch depends on its number alone."""
+    """The training batches of an epoch; they depend on the seed and the epoch's number alone."""
 
     def __init__(self, data: TaskData, batch_size: int, seed: int) -> None:
-        """Serve `samples_per_step` samples per epoch."""
+        """Prepare epochs of `samples_per_step` samples."""
         self._data = data
         self._batch_size = batch_size
         self._seed = seed
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose which epoch the next iteration is."""
+        """Set the epoch of the next iteration."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -71,16 +71,16 @@ class TrainingBatches:
             yield self._data.batch("train", order[part], None if crops is None else crops[part])
 
     def calibration_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the whole training set in one order for all epochs, in batches of about equal size.
+        """Yield the whole training set, always in the same order, in batches of about equal size.
 
-        An epoch of `samples_per_step` may leave samples out and have others twice.
+        An epoch of `samples_per_step` may lack samples and repeat others.
         """
         size = self._data.size("train")
         whole = dataclasses.replace(self._data, samples_per_step=size)
         order, crops = whole.order(self._seed, 1), whole.crops(self._seed, 1)
         count = -(-size // self._batch_size)
         for number in range(count):
-            # No last batch of one sample, which has no variance.
+            # Equal sizes, as a last batch of one sample would have no variance.
             part = slice(number * size // count, (number + 1) * size // count)
             yield whole.batch("train", order[part], None if crops is None else crops[part])
 
@@ -91,7 +91,7 @@ class FixedBatches:
     def __init__(
         self, data: TaskData, split: Split, *, subset: bool = False, batch_size: int = 256
     ) -> None:
-        """Serve a whole split, or the fixed validation subset used while growing."""
+        """Use a whole split, or the fixed validation subset that is scored after every epoch."""
         self._indices = data.subset if subset else data.indices(split)
         self._data = data
         self._split: Split = split
@@ -113,13 +113,13 @@ def data_request(
     config: GrowthConfig,
     **more: Any,
 ) -> GrowRequest:
-    """Return the request to grow a model on data held by Esper: reproducible and resumable.
+    """Return the reproducible and resumable request to grow a model on a task's data.
 
     Args:
         model: the model.
         slots: where it may grow.
-        data: what it is trained on; it says where, too.
-        config: how it is grown.
+        data: the data; its device is that of the run.
+        config: settings of training and growth.
         more: other parts of the request.
     """
     facts = config.gardener.with_task_facts(
@@ -164,7 +164,7 @@ def task_run(
 
 
 def task_config(task: Task, **changes: Any) -> GrowthConfig:
-    """Return the settings a task asks for, with some changed; its twin runs by default."""
+    """Return the growth settings of a task, with some changed; the twin is on by default."""
     settings = task.config
     base = GrowthConfig(epochs=settings.horizon, twin=True, training=settings.training)
     gardener = base.gardener.replace(
@@ -179,7 +179,7 @@ def task_config(task: Task, **changes: Any) -> GrowthConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GrowSettings(Config):
-    """Everything that defines one `esper grow`."""
+    """Settings of one `esper grow`."""
 
     task: str | None = option(None, "Task to grow; empty when a model is given.")
     model: str | None = option(None, "MODULE:FACTORY or FILE.py:FACTORY of the model to grow.")
@@ -195,14 +195,14 @@ class GrowSettings(Config):
     growth: GrowthConfig = option(GrowthConfig, "How the network is trained and grown.")
 
     def __post_init__(self) -> None:
-        """Check what no single field can."""
+        """Check rules that span several fields."""
         super().__post_init__()
         if (self.task is None) == (self.model is None):
             raise UsageError("give either --task T or --model MODULE:FACTORY with --data PATH")
         if self.model is not None and self.data is None:
             raise UsageError("--model needs --data PATH: the file or folder it is trained on")
         if self.growth.deepen is not None and self.controller == DEFAULT_CONTROLLER:
-            # No seeds grow: nobody decides about them.
+            # No seeds grow, so no controller is needed.
             object.__setattr__(self, "controller", "wait")
 
     def load(self) -> TaskData:
@@ -217,7 +217,7 @@ class GrowSettings(Config):
         """Load the data, build the network, and return the request to grow it.
 
         Args:
-            renewed: settings that were named in order to continue with what they stand for now.
+            renewed: settings that were given again, so that their files may have changed.
         """
         data = self.load()
         seed = self.growth.seed
@@ -262,11 +262,11 @@ def request_again(
 
     Args:
         path: the run folder.
-        changes: what is to be set otherwise, by dotted key.
-        model: MODULE:FACTORY, for a run of somebody's own model; a folder alone runs no code.
+        changes: changed settings, by dotted key.
+        model: MODULE:FACTORY, for a run of a user's own model; a folder alone runs no code.
 
     Raises:
-        UsageError: It is no such run, or of another model.
+        UsageError: It is not such a run, or the model differs.
         CheckpointError: Its settings cannot be read.
     """
     folder = RunFolder(path)
@@ -276,18 +276,17 @@ def request_again(
 
 
 def _refuse_code(settings: GrowSettings, run: Path, model: str | None) -> None:
-    """Refuse to run code that only a run folder names: folders are passed around.
+    """Raise if only the run folder, which may come from others, names the code of a model.
 
     Args:
-        settings: what the folder says.
+        settings: settings in the folder.
         run: the folder.
-        model: what the user says.
+        model: MODULE:FACTORY given by the user.
     """
     if settings.model is not None and model is None:
         raise UsageError(
-            f"{run} says that its model is {settings.model!r}, which would be imported and run; "
-            "say so yourself to continue it: "
-            f"{resume_command(run, GROWING, model=settings.model)}"
+            f"{run} names the model {settings.model!r}, whose code would run; confirm it to "
+            f"continue: {resume_command(run, GROWING, model=settings.model)}"
         )
     if model is not None and model != settings.model:
         named = "no model of its own" if settings.model is None else f"the model {settings.model!r}"
@@ -295,12 +294,12 @@ def _refuse_code(settings: GrowSettings, run: Path, model: str | None) -> None:
 
 
 def read_settings(folder: RunFolder) -> GrowSettings:
-    """Return what the run in a folder was asked for."""
+    """Return the settings of the run in a folder."""
     settings = folder.read_run_config()
     if STARTED_BY in settings:
         raise UsageError(
-            f"{folder.path} grows a model that only the program knows which started it; continue "
-            f"it there: {settings[STARTED_BY]}(model, ..., out={str(folder.path)!r}, resume=True)"
+            f"{folder.path} was started by a Python program, which has the model; continue it "
+            f"there: {settings[STARTED_BY]}(model, ..., out={str(folder.path)!r}, resume=True)"
         )
     if "ppo" in settings:
         again = resume_command(folder.path, TRAINING)
@@ -313,9 +312,9 @@ def read_settings(folder: RunFolder) -> GrowSettings:
 
 
 def growth_of(task: str | None, deepen: DeepenConfig | None = None) -> GrowthConfig:
-    """Return the growth settings to start from; a twin runs by default, but not of a deepened run.
+    """Return the default growth settings; the twin is on, except with `deepen`.
 
-    The limits of a task are for seeds.
+    With `deepen` the limits of a task do not apply: they are for seeds.
     """
     if deepen is not None:
         growth = GrowthConfig() if task is None else task_config(get_task(task))
@@ -324,7 +323,7 @@ def growth_of(task: str | None, deepen: DeepenConfig | None = None) -> GrowthCon
 
 
 def model_name(spec: str) -> str:
-    """Return what a model is called: by its module, wherever the file of that lies."""
+    """Return the name of a model, without the folder of its file."""
     module, separator, factory = spec.rpartition(":")
     return f"{Path(module).stem if is_file_name(module) else module}{separator}{factory}"
 
@@ -376,7 +375,7 @@ def _explain(error: Exception) -> str:
 
 
 def task_slots(task: Task, model: nn.Module, chosen: tuple[str, ...]) -> dict[str, str]:
-    """Return the chosen slots of a task: its own by their ids, others by their submodules."""
+    """Return the chosen slots of a task, given as its slot ids or as submodules."""
     own = task.slot_paths
     submodules = dict(model.named_modules())
     for slot in chosen:
@@ -392,7 +391,7 @@ def task_slots(task: Task, model: nn.Module, chosen: tuple[str, ...]) -> dict[st
 
 
 def parse_declared(text: str | None) -> DeclaredAxes | None:
-    """Return the axes that --axes declares: one name for all slots, or A=BTC,B=TBC."""
+    """Parse --axes: one name for all slots, or A=BTC,B=TBC."""
     if not text:
         return None
     if "=" not in text:

@@ -1,7 +1,7 @@
-"""Readers of data a user already has on disk, one file per layout.
+"""Readers of data that a user has on disk, one file per layout.
 
-`open_data(path)` finds out which layout a file or folder has. Nothing is downloaded, nothing is
-made up, and no reader executes code from a file.
+`open_data(path)` recognises the layout of a file or folder. Nothing is downloaded, and no reader
+executes code from a file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from esper.leyline.errors import DataError
 __all__ = ["DEFAULT_CONTEXT", "Source", "open_data"]
 
 
-# ---- `open_data`: which layout a user's file or folder has, and the reader that fits
+# ---- `open_data`: recognises the layout of a user's file or folder, and reads it
 
 
 DEFAULT_CONTEXT = 128
@@ -30,7 +30,7 @@ KNOWN = "CIFAR-10 batches (python, binary or packed), idx files, one .npz file, 
 
 
 def open_data(path: str | os.PathLike[str], *, context: int = DEFAULT_CONTEXT) -> Source:
-    """Read a data file or folder in whichever known layout it has.
+    """Read a data file or folder in any known layout.
 
     Args:
         path: An .npz or .txt file, any file of a known data set, or a folder with one data set.
@@ -75,7 +75,7 @@ def _open_folder(folder: Path, context: int) -> Source:
         return next(iter(readers.values()))()
     if incomplete is not None:
         raise DataError(f"{incomplete}; complete them")
-    # Data sets come with .txt notes of their own, so text counts only where nothing else is.
+    # Data sets come with .txt notes, so text is read only if there is nothing else.
     if any(folder.glob("*.txt")):
         return text.read_text(text.find_text(folder), context)
     raise DataError(f"{folder} holds no known data; known: {KNOWN}")

@@ -1,4 +1,4 @@
-"""The idx format of MNIST and Fashion-MNIST, plain or gzipped.
+"""Readers of idx files (MNIST and Fashion-MNIST, plain or gzipped) and of npz files.
 
 Header: two zero bytes, a byte for the element type (8 is unsigned byte), a byte for the number of
 dimensions, then each dimension as a big-endian 32-bit number; the elements follow.
@@ -21,8 +21,8 @@ from esper.leyline.errors import DataError
 
 UNSIGNED_BYTE = 8
 _MOST_EXPANSION = 1100
-"""How much more a gzipped file can hold than it takes; the format's own limit is 1032."""
-# Of the 60,000 training images of Fashion-MNIST, divided by 255.
+"""Largest compression ratio of a gzipped file; the format's own limit is 1032."""
+# Statistics of the 60,000 training images of Fashion-MNIST, divided by 255.
 FASHION_MEAN, FASHION_STD = 0.2860, 0.3530
 HOW_TO_GET = (
     "get the four idx gz files from https://github.com/zalandoresearch/fashion-mnist "
@@ -31,7 +31,7 @@ HOW_TO_GET = (
 
 
 def _names(stem: str, dimensions: int) -> tuple[str, ...]:
-    """Return the spellings one idx file has in the wild, the official one first."""
+    """Return the usual names of one idx file, the official one first."""
     plain = (f"{stem}-idx{dimensions}-ubyte", f"{stem}.idx{dimensions}-ubyte")
     return (f"{plain[0]}.gz", plain[0], plain[1], f"{plain[1]}.gz")
 
@@ -42,7 +42,7 @@ FILES = (
     _names("t10k-images", 3),
     _names("t10k-labels", 1),
 )
-# MNIST has the very same file names, so only a folder's name or the user can tell them apart.
+# MNIST has the same file names, so only the name of the folder, or the user, can tell which it is.
 FASHION = Layout(
     "Fashion-MNIST idx files",
     FILES,
@@ -102,7 +102,7 @@ def read_array(path: Path, dimensions: int) -> Array:
 
 
 def _read_stream(path: Path, stream: BinaryIO, dimensions: int, most: int) -> Array:
-    """Read an array from a stream that can hold at most so many bytes."""
+    """Read an array from a stream of at most `most` bytes."""
     magic = stream.read(4)
     expected = bytes((0, 0, UNSIGNED_BYTE, dimensions))
     if magic != expected:
@@ -117,7 +117,7 @@ def _read_stream(path: Path, stream: BinaryIO, dimensions: int, most: int) -> Ar
     count = math.prod(shape)
     if count == 0:
         raise DataError(f"{path} is empty: its header says {'x'.join(map(str, shape))}")
-    # One byte more than needed shows whether something follows, however long the stream is.
+    # One byte more than needed shows whether more data follows.
     content = stream.read(min(count, most) + 1)
     if len(content) != count:
         problem = f"only {len(content)}" if len(content) < count else "more"

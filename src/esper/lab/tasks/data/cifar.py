@@ -1,7 +1,7 @@
-"""CIFAR-10 in the three layouts people have: python batches, binary batches, packed npz pair.
+"""CIFAR-10 in three layouts: python batches, binary batches, packed npz pair.
 
-The packed pair holds wrap-around differences (channels R-G, G, B-G, differenced along width and
-then along height), which compress well and decode exactly.
+The packed pair holds differences modulo 256 (channels R-G, G, B-G, differenced along width and then
+along height), which compress well and decode exactly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONTAINERS = frozenset(
     }
 )
 _MOST_CONTAINERS = 200
-"""A batch has about a dozen. Thousands within each other crash what hashes or frees them."""
+"""Most containers in a batch, which has about a dozen; deep nesting would overflow the stack."""
 _REFUSED = frozenset({"INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "PERSID", "BINPERSID"})
 _REFUSED_PREFIX = "EXT"
 _MEMO = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "FRAME"})
@@ -33,7 +33,7 @@ _MOST_BYTES = 2**28
 
 
 class _Record:
-    """Stands in for an array or a dtype: keeps its arguments and its state, does nothing."""
+    """Replaces an array or a dtype: keeps its arguments and its state, and does nothing else."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -44,11 +44,11 @@ class _Record:
 
 
 class _Marker:
-    """Stands in for the class `numpy.ndarray`, which pickles pass around but need not call."""
+    """Replaces the class `numpy.ndarray`, which pickles pass as an argument."""
 
 
 def _latin1(text: Any, encoding: Any) -> bytes:
-    """Do what Python 3 asks of `_codecs.encode` when it writes bytes into an old pickle."""
+    """Replace `_codecs.encode`, by which Python 3 writes bytes into an old pickle."""
     if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
         raise pickle.UnpicklingError("unexpected text encoding")
     return text.encode("latin1")
@@ -74,9 +74,9 @@ class _PassiveUnpickler(pickle.Unpickler):
 
 
 def _look_through(data: bytes) -> None:
-    """Refuse a pickle that nests without end, takes memory it does not fill, or is no batch.
+    """Raise for a pickle that nests too deeply, claims too much memory, or is not a batch.
 
-    Nothing is built for this: only the opcodes are read.
+    Only the opcodes are read; no object is built.
     """
     containers = 0
     for opcode, argument, _ in pickletools.genops(data):
@@ -99,7 +99,7 @@ def read_batch(path: Path) -> tuple[Array, Array]:
             raise pickle.UnpicklingError("it is far larger than a batch")
         _look_through(data)
         content = _PassiveUnpickler(io.BytesIO(data), encoding="bytes").load()
-    # The border to somebody's file: a damaged pickle may make the unpickler raise anything.
+    # A damaged pickle may make the unpickler raise any error.
     except Exception as error:
         detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(
@@ -108,7 +108,7 @@ def read_batch(path: Path) -> tuple[Array, Array]:
         ) from None
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__}; a CIFAR-10 batch holds a dict")
-    # Python 2 wrote the keys as bytes; a batch written again by Python 3 has text.
+    # Python 2 wrote the keys as bytes; a batch rewritten by Python 3 has text.
     fields = {
         key.decode("latin1") if isinstance(key, bytes) else key: content[key] for key in content
     }
@@ -123,7 +123,7 @@ def read_batch(path: Path) -> tuple[Array, Array]:
 
 
 def _pixels(path: Path, record: Any) -> Array:
-    """Put the array together from what the pickle says about it."""
+    """Build the array from its record in the pickle."""
     kind: Any = None
     raw: Any = None
     if isinstance(record, _Record) and isinstance(record.state, tuple) and len(record.state) == 5:

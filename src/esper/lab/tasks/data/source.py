@@ -1,6 +1,6 @@
-"""What every reader returns: arrays as they lie on disk, and how to normalise them.
+"""`Source`: the arrays that every reader returns, with their normalisation; and where data lies.
 
-Splitting, subsampling and moving to a device are not done here but in `tasks.dataset`.
+Splitting, subsampling and moving to a device is done in `tasks.dataset`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Source:
 
     Attributes:
         name: What the data is, for people.
-        origin: Where it came from; every complaint begins with it.
+        origin: Where it came from; error messages begin with it.
         x: Training samples, uint8 or float32: [N, C, H, W], [N, F] or tokens [N, T + 1].
         y: Their labels (int64) or values (float32); None for tokens.
         x_test: Samples of the official test split, or None where there is none.
         y_test: Their labels or values.
-        x_val: Samples of a validation split of its owner's, or None where it is to be carved.
+        x_val: Samples of the user's own validation split; None to carve one from the training data.
         y_val: Their labels or values.
         num_classes: Number of classes, or of distinct tokens; None for real values.
-        scale: Divisor that brings raw values to the unit in which mean and std are given.
-        mean: Mean per channel in that unit. None: bytes are standardised by what is measured on
-            the training split, real numbers are taken as they are.
+        scale: Divisor from raw values to the unit of mean and std.
+        mean: Mean per channel in that unit. None: bytes are standardised by the statistics of the
+            training split, real numbers are used as they are.
         std: Standard deviation per channel; None as above.
     """
 
@@ -64,7 +64,7 @@ class Source:
     y_val: Array | None = None
 
     def __post_init__(self) -> None:
-        """Refuse arrays that do not fit together."""
+        """Raise if the arrays do not fit together."""
         _check_part(self, self.x, self.y, "training")
         for name, x, y in (
             ("validation", self.x_val, self.y_val),
@@ -130,7 +130,7 @@ def _check_part(source: Source, x: Array, y: Array | None, part: str) -> None:
             )
 
 
-# ---- Where data is looked for, and what is said when it is not there
+# ---- Where data is looked for
 
 
 ENVIRONMENT_VARIABLE = "ESPER_DATA"
@@ -142,11 +142,11 @@ class Layout:
     """Files that belong together in one folder.
 
     Attributes:
-        label: What the files are, for messages.
+        label: Name of the files, for messages.
         files: One entry per file, each a tuple of the names it may have, the usual one first.
         folders: Usual names of the folder that holds them.
-        is_telling: Whether the file names alone tell the data set. Where several data sets use
-            the same names, a folder of another name is trusted only if the user gave it.
+        is_telling: Whether the file names alone identify the data set. If not, a folder of another
+            name is used only if the user gave it.
     """
 
     label: str
@@ -155,8 +155,8 @@ class Layout:
     is_telling: bool = True
 
     @property
-    def told(self) -> str:
-        """What the files are, with the names of the first and the last."""
+    def summary(self) -> str:
+        """The label, with the names of the first and the last file."""
         ends = dict.fromkeys((self.files[0][0], self.files[-1][0]))
         return f"{self.label} ({' … '.join(ends)})"
 
@@ -185,12 +185,12 @@ def data_roots() -> tuple[Path, ...]:
 
 
 def existing(data_path: str | os.PathLike[str]) -> Path:
-    """Return the path the user gave, or raise if nothing is there."""
+    """Return the user's path, or raise if it does not exist."""
     try:
         path = Path(data_path).expanduser()
-    except RuntimeError as error:  # the home of somebody who is not there
+    except RuntimeError as error:  # the home folder of an unknown user
         raise DataError(f"data path {data_path}: {error}") from None
-    # Not Path.exists, which raises for a name that is too long or in a private folder.
+    # Not Path.exists, which raises for long names and for private folders.
     if not os.path.exists(path):
         raise DataError(f"data path {path} does not exist (current directory {Path.cwd()})")
     return readable(path)
@@ -205,7 +205,7 @@ def readable(path: Path) -> Path:
 
 @contextmanager
 def data_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a data file for reading; what is no file, or cannot be read, is one line.
+    """Open a data file for reading, with errors of one line.
 
     Raises:
         DataError: It cannot be opened, or reading fails.
@@ -235,7 +235,7 @@ def match(layout: Layout, folder: Path) -> tuple[Found | None, list[str]]:
 def search(
     layouts: Sequence[Layout], root: Path, is_explicit: bool
 ) -> tuple[list[Found], str | None]:
-    """Return every complete layout in or under a root, and what the first incomplete one lacks."""
+    """Return every complete layout in or under a root, and what is missing in an incomplete one."""
     complete: list[Found] = []
     partial: str | None = None
     for layout in layouts:
@@ -253,13 +253,13 @@ def search(
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """A data set that people have on disk.
+    """A known data set on disk.
 
     Attributes:
-        name: What it is, for messages.
-        layouts: The layouts it comes in, preferred first.
-        how_to_get: A clause that says where the files come from.
-        read: Reads what was found.
+        name: Its name, for messages.
+        layouts: Its layouts, preferred first.
+        how_to_get: A clause on where to get the files.
+        read: Reads the files that were found.
     """
 
     name: str
@@ -268,7 +268,7 @@ class DataSet:
     read: Callable[[Found], Source]
 
     def find(self, data_path: str | os.PathLike[str] | None = None) -> Found:
-        """Return the first complete layout, or raise naming files and places.
+        """Return the first complete layout, or raise with the files and folders that were tried.
 
         Args:
             data_path: The file or folder the user gave; None to search the usual places.
@@ -285,7 +285,7 @@ class DataSet:
             first_partial = first_partial or partial
         if first_partial is not None:
             raise DataError(f"{self.name} is incomplete: {first_partial}; {self.how_to_get}")
-        needed = " or ".join(layout.told for layout in self.layouts)
+        needed = " or ".join(layout.summary for layout in self.layouts)
         raise DataError(
             f"{self.name} was not found: needed {needed}; looked in {', '.join(map(str, roots))}; "
             f"{self.how_to_get}, then {HOW_TO_POINT}"

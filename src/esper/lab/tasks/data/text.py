@@ -1,9 +1,8 @@
 """Plain UTF-8 text as byte tokens: no tokenizer, no vocabulary file, 256 tokens.
 
 The mark `<|endoftext|>` between stories becomes token 0, a byte that text does not contain. Each
-file is cut into sequences of context + 1 tokens without overlap; what is left at its end is
-dropped. Files whose name says "valid" or "test" are the test split, if there are others to train
-on.
+file is cut into sequences of context + 1 tokens without overlap; the remainder is dropped. Files
+with "valid" or "test" in their name are the test split, if there are others to train on.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def find_stories(data_path: str | os.PathLike[str] | None = None) -> tuple[Path,
 def read_sources(context: int) -> Source:
     """Return the sources of Python's standard library, which every installation has.
 
-    They are put in the order of their checksums, so that neighbours have nothing in common.
+    They are sorted by checksum, so that neighbours are unrelated.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     texts = {}
@@ -146,7 +145,7 @@ def _read_tokens(path: Path, limit_bytes: int | None) -> Array:
     if not raw:
         raise DataError(f"{path} is empty; plain UTF-8 text is expected")
     if was_cut:
-        # A character at the cut may have lost its last bytes: step back to where it starts.
+        # The last character may be incomplete: step back to its first byte.
         start = next(i for i in range(len(raw) - 1, -1, -1) if raw[i] & 0xC0 != 0x80 or i == 0)
         raw = raw[:start]
     try:
