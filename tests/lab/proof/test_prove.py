@@ -176,8 +176,8 @@ def test_every_opening_of_the_claim_has_seeds_of_its_own(tmp_path: Path) -> None
     ("arms", "words"),
     [
         (["wait", "wait"], "two arms are called 'wait'"),
-        (["static", "wait"], "the first arm is the one under proof"),
-        (["wait", "scratch:heuristic"], "'heuristic', which is not played"),
+        (["static", "wait"], "the first arm is compared with the others"),
+        (["wait", "scratch:heuristic"], "needs the arm 'heuristic'"),
         (["wait", "scratch"], "write scratch:ARM"),
         (["wait", "contextual"], "write contextual:FILE"),
         (["wait", "static:2"], "takes no argument"),
@@ -192,7 +192,7 @@ def test_arms_that_make_no_sense(arms: list[str], words: str) -> None:
 def test_files_that_hold_something_else(tmp_path: Path, schedule: str) -> None:
     with pytest.raises(UsageError, match="holds no contextual schedule"):
         make_arm(parse_arm(f"contextual:{schedule}"))
-    with pytest.raises(UsageError, match="holds no schedules by member"):
+    with pytest.raises(UsageError, match="has no schedules by member"):
         make_arm(parse_arm(f"privileged:{schedule}"))
     empty = tmp_path / "empty.json"
     empty.write_text("{}")

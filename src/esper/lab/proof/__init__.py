@@ -1,5 +1,5 @@
-"""Proof: what controllers are worth, against controls, under one limit for all.
+"""Comparison of controllers with controls, under the same limits.
 
-`search` looks for schedules and settings on training members, `prove` plays arms on held-out ones
-and says who beats whom with what certainty. The protocol: docs/proof.md.
+`search` finds schedules and settings on training members, `clone` trains a policy on them, and
+`prove` compares arms on held-out members with statistics. The protocol: docs/proof.md.
 """

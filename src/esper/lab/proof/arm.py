@@ -1,7 +1,7 @@
-"""Arms: what is played on every member, be it a controller, a schedule or a network that waits.
+"""Arms: what is compared on every member: a controller, a schedule, or a static network.
 
-An arm says what its rows are networks for and who decides for them. Arms that carry out schedules
-are joined into one controller, so that hundreds of plans cost little more than one.
+An arm defines the task of its rows and their controller. All schedules are carried out by one
+controller, so that hundreds of plans cost little more than one.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import CONTROLLERS, find_policy, make_controller
 from esper.utils.randomness import derive_seed
 
-# ---- Networks that do not grow: wider hosts, and what was grown trained from scratch
+# ---- Static networks: wider hosts, and grown architectures trained from scratch
 
 
 WIDTHS = ("channels", "hidden", "dim")
-"""The fields that hold the width of a host, whichever host it is."""
+"""Options that are the width of a host."""
 
 Architecture = tuple[BuiltInSeed, ...]
 
 
 def widened(task: Task, factor: float, learning_rate: float) -> Task:
-    """Return the task with a host of so many times the width, at a rate of its own.
+    """Return the task with a host of `factor` times the width, and another learning rate.
 
     Raises:
-        UsageError: Nobody knows what the width of such a host is.
+        UsageError: The host has no option for its width.
     """
     options = task.config.host_options
     names = {field.name for field in dataclasses.fields(options)} & set(WIDTHS)
     if not names:
         raise UsageError(
-            f"host {task.config.host!r} has none of {', '.join(WIDTHS)}, so it cannot be widened; "
-            "leave the static arms out"
+            f"host {task.config.host!r} has none of the options {', '.join(WIDTHS)}, so it cannot "
+            "be widened; leave out the static arms"
         )
     changed = {name: _scaled(options, name, factor) for name in names}
     config = task.config.replace(
@@ -63,7 +63,7 @@ def _scaled(options: Config, name: str, factor: float) -> int | tuple[int, ...]:
     value: int | tuple[int, ...] = getattr(options, name)
     if isinstance(value, tuple):
         return tuple(max(1, round(factor * each)) for each in value)
-    # A width that attention heads share stays divisible among them.
+    # Keep the width divisible by the number of attention heads.
     unit: int = getattr(options, "heads", 1) if name == "dim" else 1
     return max(unit, unit * round(factor * value / unit))
 
@@ -76,22 +76,22 @@ def from_scratch(task: Task, seeds: Architecture) -> Task:
 
 
 def commonest(architectures: Sequence[Architecture]) -> Architecture:
-    """Return the architecture that came of most seeds; of several, the one that came first."""
+    """Return the most frequent architecture; of equals the first."""
     return Counter(architectures).most_common(1)[0][0]
 
 
-# ---- Controllers side by side: every one decides for some of the rows of one population
+# ---- Several controllers for the rows of one population
 
 
 class RowControllers:
-    """Shows each controller its own rows, as if there were no others.
+    """Controls every row of a population by one of several controllers.
 
     Args:
-        parts: controllers with the rows they decide for, which together are all rows, each once.
+        parts: controllers with their rows; every row belongs to one of them.
     """
 
     def __init__(self, parts: Sequence[tuple[Controller, Sequence[int]]]) -> None:
-        """Take the controllers; `reset` says where the rows are."""
+        """Keep the controllers; `reset` starts them."""
         self._controllers = [controller for controller, _ in parts]
         self._rows = [torch.tensor(rows, dtype=torch.int64) for _, rows in parts]
 
@@ -104,7 +104,7 @@ class RowControllers:
             controller.reset(len(part), device)
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
-        """Return what every controller decides for its rows."""
+        """Return the actions of every controller for its rows."""
         actions = placeholder_actions(signals.rows, masks.op.device)
         for controller, part in zip(self._controllers, self._rows, strict=True):
             own = part.to(masks.op.device)
@@ -116,11 +116,11 @@ class RowControllers:
         return actions
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the memory of every controller."""
+        """Return the state of every controller."""
         return {"parts": [controller.state_dict() for controller in self._controllers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the memory of every controller."""
+        """Restore the state of every controller."""
         for controller, own in zip(self._controllers, state["parts"], strict=True):
             controller.load_state_dict(own)
 
@@ -130,8 +130,9 @@ STATIC = "static"
 SCRATCH = "scratch"
 
 DRAWS_NOTHING = (WAIT, "plateau", "heuristic", "trial", "schedule", "greedy", "tamiyo")
-"""Controllers that decide by what they see of a row alone: one serves all members. Draws of any
-other, a third party's among them, may depend on the number of a row: each member has its own."""
+"""Controllers whose actions in a row depend on that row's signals alone: one instance serves all
+members. Others, such as third-party ones, may depend on the row's number: each member has its
+own."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class ControllerArm:
 
     @property
     def is_drawing(self) -> bool:
-        """Whether its decisions may depend on the number of a row."""
+        """Whether its actions may depend on the number of a row."""
         return self.spec.partition(":")[0] not in DRAWS_NOTHING
 
     def controller(self, context: ControllerContext) -> Controller:
@@ -169,7 +170,7 @@ class ControllerArm:
 
 @dataclass(frozen=True)
 class StaticArm:
-    """A wider host that only waits, at a learning rate of its own for every member."""
+    """A wider host without growth, with its own learning rate on every member."""
 
     name: str
     factor: float
@@ -183,7 +184,7 @@ class StaticArm:
 
 @dataclass(frozen=True)
 class ScratchArm:
-    """What another arm grew on a member, trained from scratch."""
+    """The architecture that another arm grew on a member, trained from scratch."""
 
     name: str
     architectures: Mapping[str, Architecture]
@@ -195,13 +196,13 @@ class ScratchArm:
 
 
 Arm = ScheduleArm | ControllerArm | StaticArm | ScratchArm
-"""Something to play; `task` is what its rows on a member are networks for."""
+"""Something to compare; `task` returns the task of its rows on a member."""
 
 
 def heuristic_arm(name: str, settings: Mapping[str, Any]) -> ControllerArm:
-    """Return the heuristic with some of its constants set."""
-    told = ",".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-    return ControllerArm(name, f"heuristic:{told}" if told else "heuristic")
+    """Return the heuristic with some of its settings changed."""
+    text = ",".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    return ControllerArm(name, f"heuristic:{text}" if text else "heuristic")
 
 
 def waiting() -> ScheduleArm:
@@ -210,7 +211,7 @@ def waiting() -> ScheduleArm:
 
 
 def group_of(arm: Arm, member: AnyMember) -> tuple[str, ...]:
-    """Return what cells must share to have one controller."""
+    """Return the key of cells that share one controller."""
     if isinstance(arm, ControllerArm):
         return (arm.name, member.label) if arm.is_drawing else (arm.name,)
     return ()
@@ -226,7 +227,7 @@ _NAMED = re.compile(r"([\w .×-]+)=(.*)\Z", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
-    """An arm as it is asked for on the command line: 'SPEC' or 'NAME=SPEC'."""
+    """An arm as given on the command line: 'SPEC' or 'NAME=SPEC'."""
 
     name: str
     kind: str
@@ -235,7 +236,7 @@ class ArmSpec:
 
     @property
     def controller(self) -> str:
-        """The controller as it is asked for."""
+        """The controller's name with its argument."""
         return self.kind if self.argument is None else f"{self.kind}:{self.argument}"
 
 
@@ -256,11 +257,11 @@ KINDS = {
     "static": "hosts of 1, 1.5, 2 and 3 times the width, each at its own tuned learning rate",
     "scratch": "what another arm grew, trained from scratch (scratch:ARM)",
 }
-"""What can be played, for help texts."""
+"""The kinds of arms, for help texts."""
 
 
 def parse_arm(text: str) -> ArmSpec:
-    """Return what an arm of the command line asks for."""
+    """Parse an arm of the command line."""
     spec, name = text, None
     match = _NAMED.match(text)
     if match and ":" not in match[1] and "/" not in match[1]:
@@ -284,7 +285,7 @@ def parse_arm(text: str) -> ArmSpec:
 
 
 def check_names(specs: Sequence[ArmSpec]) -> None:
-    """Refuse arms that share a name, and scratch arms of something that is not played."""
+    """Raise for arms that share a name, and for scratch arms of an arm that is not played."""
     names = [spec.name for spec in specs]
     for name in names:
         if names.count(name) > 1:
@@ -292,6 +293,6 @@ def check_names(specs: Sequence[ArmSpec]) -> None:
     for spec in specs:
         if spec.kind == SCRATCH and spec.argument not in names:
             raise UsageError(
-                f"arm {spec.name!r} is of {spec.argument!r}, which is not played; "
-                f"played are {', '.join(names)}"
+                f"arm {spec.name!r} needs the arm {spec.argument!r}, which is not among "
+                f"{', '.join(names)}; add it"
             )

@@ -1,8 +1,8 @@
-"""`esper prove`: arms on members with paired seeds, and what may be said of them.
+"""`esper prove`: compares arms on members with paired seeds.
 
-The first arm is the one under proof; it is compared with every other. Three stages, each of which
-is played once and read from `results.jsonl` afterwards: learning rates for the static networks, on
-validation samples and with seeds of their own; all arms; and what arms grew, from scratch.
+The first arm, the subject, is compared with every other. There are three stages, whose results are
+stored in `results.jsonl`: learning rates of the static networks, chosen by validation on separate
+seeds; all arms; and the architectures that arms grew, trained from scratch.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ from esper.leyline.errors import UsageError, unknown_name
 from esper.utils.settings import read_named
 
 PROOF_SEEDS = 1 << 34
-"""First seed of proofs; every opening of the claim has seeds of its own beyond."""
+"""First seed of proofs; every opening of the claim has its own seeds after it."""
 RATE_SEEDS = 1 << 36
-"""First seed by which learning rates are chosen."""
+"""First of the seeds that choose learning rates."""
 
 REPORTED_ONLY = ("contextual", "privileged", STATIC, SCRATCH)
 """Kinds of arms whose comparisons are reported and not required."""
@@ -70,26 +70,30 @@ REPORTED_ONLY = ("contextual", "privileged", STATIC, SCRATCH)
 
 @dataclass(frozen=True, kw_only=True)
 class ProveConfig(Config):
-    """Which arms, with how many seeds, and how they are judged."""
+    """Arms, seeds and confidence of a comparison."""
 
-    benchmark: str = option("", "Name of the public benchmark that this is; none if empty.")
+    benchmark: str = option("", "Name of the public benchmark; none if empty.")
     arms: tuple[str, ...] = option(
         ("tamiyo", "wait", "random", "periodic", "plateau", "heuristic"),
-        "What is played; the first is judged.",
+        "The arms; the first is compared with every other.",
     )
     seeds: int = option(8, "Seeds of every arm on every member.", minimum=2)
     sizes: tuple[float, ...] = option(
-        (1.0, 1.5, 2.0, 3.0), "Widths of the static networks, in units of the host's.", above=0.0
+        (1.0, 1.5, 2.0, 3.0),
+        "Widths of the static networks over the host's.",
+        above=0.0,
     )
     rates: tuple[float, ...] = option(
         (0.25, 0.5, 1.0, 2.0, 4.0),
-        "Learning rates tried for every static network, in units of the member's.",
+        "Learning rates tried for every static network, as multiples of the member's.",
         above=0.0,
     )
-    rate_seeds: int = option(2, "Seeds by which a rate is chosen.", minimum=1)
-    confidence: float = option(0.95, "Of intervals and verdicts.", above=0.5, maximum=0.999)
-    opening: int = option(0, "Which opening of the claim this is; 0 where none.", minimum=0)
-    members: MemberChoice = option(MemberChoice(), "What is played on.")
+    rate_seeds: int = option(2, "Number of seeds that choose a rate.", minimum=1)
+    confidence: float = option(
+        0.95, "Confidence of intervals and verdicts.", above=0.5, maximum=0.999
+    )
+    opening: int = option(0, "Opening of the claim, 1 or 2; 0 for other splits.", minimum=0)
+    members: MemberChoice = option(MemberChoice(), "The members.")
     play: PlayConfig = option(PlayConfig, "Limits, and how networks are grown.")
 
     def __post_init__(self) -> None:
@@ -99,7 +103,8 @@ class ProveConfig(Config):
         check_names(specs)
         if specs and specs[0].kind in (STATIC, SCRATCH):
             raise UsageError(
-                f"the first arm is the one under proof, so it cannot be {specs[0].name!r}"
+                f"the first arm is compared with the others, so it cannot be {specs[0].name!r}; "
+                "put a controller first"
             )
 
 
@@ -107,16 +112,16 @@ class Proof:
     """A proof in its folder.
 
     Args:
-        config: the arms and how they are judged.
-        members: on which tasks.
-        folder: where results are and go.
+        config: settings of the comparison.
+        members: the members.
+        folder: folder of the results.
         player: plays the rows.
     """
 
     def __init__(
         self, config: ProveConfig, members: Sequence[AnyMember], folder: Path, player: Player
     ) -> None:
-        """Read the arms' files; nothing is played yet."""
+        """Read the files of the arms."""
         self.config, self.members = config, tuple(members)
         self._player = player
         self.specs = [parse_arm(text) for text in config.arms]
@@ -126,7 +131,7 @@ class Proof:
         self.results = ResultFile(folder / RESULTS_FILE)
 
     def run(self) -> bool:
-        """Play what is missing; return whether everything was played."""
+        """Play what is missing; return False if stopped."""
         return (
             self._play(self._rate_cells())
             and self._play([*self._cells(self._plain), *self._cells(self._static())])
@@ -134,11 +139,11 @@ class Proof:
         )
 
     def arms(self) -> list[str]:
-        """Return the names of all arms that were played, the one under proof first."""
+        """Return the names of all arms that were played, the subject first."""
         return list(dict.fromkeys(result.arm for result in self.results.of("proof")))
 
     def conclude(self) -> dict[str, Any]:
-        """Return everything that was found, as plain data."""
+        """Return all comparisons and figures as plain data."""
         arms, played = self.arms(), self.results.of("proof")
         subject, labels = arms[0], [member.label for member in self.members]
         errors = {arm: self._errors(played, arm) for arm in arms}
@@ -198,7 +203,7 @@ class Proof:
         return StaticArm(f"{_static_name(size)}, rate x{factor:g}", size, {member.label: rate})
 
     def _static(self) -> list[Arm]:
-        """Return the static arms, each with the rate that suits it on every member."""
+        """Return the static arms, each with its best rate on every member."""
         if not self._has(STATIC):
             return []
         found: list[Arm] = []
@@ -215,7 +220,7 @@ class Proof:
         return fmean(np.log(self.results.get(("rates", arm.name, member.label)).val_errors))
 
     def _scratch(self) -> list[Arm]:
-        """Return what arms grew most often on every member, to be trained from scratch."""
+        """Return arms that train from scratch what other arms grew most often on every member."""
         found: list[Arm] = []
         for spec in self.specs:
             if spec.kind != SCRATCH:
@@ -241,7 +246,7 @@ class Proof:
 
 
 def make_arm(spec: ArmSpec) -> Arm:
-    """Return the arm that a text of the command line asks for; its file is read."""
+    """Return the arm of a specification; its file is read."""
     if spec.kind == WAIT:
         return dataclasses.replace(waiting(), name=spec.name)
     if spec.kind == "schedule" and spec.argument:
@@ -260,12 +265,12 @@ def make_arm(spec: ArmSpec) -> Arm:
 def _privileged(path: str) -> Any:
     schedules = read_named(path, "schedules by member")
     if not isinstance(schedules, Mapping):
-        raise UsageError(f"{path} holds no schedules by member; `esper search` writes them")
+        raise UsageError(f"{path} has no schedules by member; give privileged.json of a search")
 
     def schedule(member: AnyMember) -> PlainSchedule:
         if member.label not in schedules:
             raise UsageError(
-                f"{path} has no schedule for {member.label!r}; search on the members themselves"
+                f"{path} has no schedule for {member.label!r}; run `esper search` on these members"
             )
         found: PlainSchedule = schedules[member.label]
         return found
@@ -277,11 +282,11 @@ def _static_name(size: float) -> str:
     return f"static x{size:g}"
 
 
-# - Public benchmarks: members of the arena under a name and a version that mean one thing for ever
+# ---- Public benchmarks: sets of members with a name and a version that never change
 
 
 CONTROLS = (WAIT, "random", "periodic", "plateau", "heuristic")
-"""What every entry is played against, in the same run."""
+"""The arms that every entry is compared with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,10 +294,10 @@ class Benchmark:
     """A named and versioned set of tasks."""
 
     name: str
-    """Such as digits-v1; what it means never changes."""
+    """Such as digits-v1; its definition never changes."""
     summary: str
     checksum: str
-    """Of everything that decides scores; a test keeps it."""
+    """Checksum of all settings that affect scores; a test compares it."""
     family: str
     split: FamilySplit = "select"
     seeds: int = 8
@@ -300,7 +305,7 @@ class Benchmark:
     horizon: int = 0
 
     def config(self, entry: str | None = None) -> ProveConfig:
-        """Return the proof of an entry against the controls; of the controls alone without one."""
+        """Return the settings that compare an entry with the controls, or the controls alone."""
         return ProveConfig(
             benchmark=self.name,
             arms=CONTROLS if entry is None else (entry, *CONTROLS),
@@ -315,7 +320,7 @@ class Benchmark:
         return {f"{self.name}/{number:02}": each for number, each in enumerate(members, start=1)}
 
     def scores(self) -> dict[str, Any] | None:
-        """Return what the controls came to, as published; None where that was not measured yet."""
+        """Return the published scores of the controls; None if not measured yet."""
         file = resources.files("esper.lab.proof") / "scores" / f"{self.name}.json"
         if not file.is_file():
             return None
@@ -374,13 +379,13 @@ def describe_benchmarks() -> dict[str, dict[str, Any]]:
 
 
 def checksum(config: ProveConfig) -> str:
-    """Return a checksum of what decides scores: not of arms, devices, data paths and widths."""
+    """Return a checksum of what affects scores: not of arms, devices, data paths and widths."""
     population = {
         name: value
         for name, value in config.play.population.to_mapping().items()
         if name not in EXECUTION_SETTINGS
     }
-    # Checksums are older than this setting, whose default changes nothing: hosts here train.
+    # The published checksums are older than this setting; its default has no effect here.
     if population["lifecycle"]["immediate"] == "auto":
         life = {k: v for k, v in population["lifecycle"].items() if k != "immediate"}
         population["lifecycle"] = life
@@ -401,22 +406,20 @@ def checksum(config: ProveConfig) -> str:
 
 
 def check_entry(config: ProveConfig) -> None:
-    """Refuse a proof that bears a benchmark's name and is not the benchmark."""
+    """Raise if the settings differ from those of the named benchmark."""
     benchmark = get_benchmark(config.benchmark)
     if checksum(config) != benchmark.checksum:
         raise UsageError(
-            f"{benchmark.name} fixes members, seeds, limits and lifecycle; leave out what changes "
-            "them, or prove without --benchmark"
+            f"{benchmark.name} fixes members, seeds, limits and lifecycle; leave out options that "
+            "change them, or leave out --benchmark"
         )
     missing = [name for name in CONTROLS if name not in config.arms]
     if missing:
-        raise UsageError(
-            f"{benchmark.name} is played against all controls; add {', '.join(missing)}"
-        )
+        raise UsageError(f"{benchmark.name} needs all controls; add the arms {', '.join(missing)}")
 
 
 def publishable(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scores of all arms of a finished benchmark in the form that is published."""
+    """Return the scores of all arms of a finished benchmark, in the published form."""
     arms = {
         name: {key: arm[key] for key in ("test_score", "error", "parameters", "flops")}
         for name, arm in found["arms"].items()

@@ -1,11 +1,10 @@
 """`esper search`: successive halving over schedules and settings of the heuristic.
 
-One search serves three purposes: the best single schedule, demonstrations (the best schedule of
-every member) and the heuristic's constants. The first rung can have children: plans bred from what
-did best on some member, which play the same seeds before the next rung. Every plan with every seed
-on every member is a row of a population; all members run side by side. Whatever was played is in
-`results.jsonl`, so a search that was interrupted goes on, and what it found can be chosen anew from
-the file.
+A search finds the best single schedule, the best schedule of every member (for `esper clone`), and
+settings of the heuristic. The first rung can have children: plans bred from the best plan of some
+member, which play the same seeds before the next rung. Every plan with every seed on every member
+is a row of a population. All results are in `results.jsonl`, so an interrupted search continues,
+and other choices can be made from the file.
 """
 
 from __future__ import annotations
@@ -66,47 +65,47 @@ PLANS_FILE = "plans.json"
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(Config):
-    """What is searched, where, and how long."""
+    """Settings of a search."""
 
     rungs: tuple[str, ...] = option(
-        ("64x2", "16x8", "4x32"), "Plans x seeds on every member, fewer and fewer plans."
+        ("64x2", "16x8", "4x32"), "Plans x seeds of every rung; plans become fewer."
     )
     children: tuple[int, ...] = option(
         (),
-        "Plans bred from the best of the first rung, generation by generation, each by changing "
-        "one or two things of a plan that did best on some member.",
+        "Plans bred from the best of the first rung, per generation; each changes one or two "
+        "fields of the best plan of some member.",
         minimum=1,
     )
     heuristics: int = option(
-        16, "Settings of the heuristic that are tried beside the plans; 0 for none.", minimum=0
+        16, "Settings of the heuristic that are also tried; 0 for none.", minimum=0
     )
     choose_by: Literal["val", "test"] = option(
         "val",
-        "Errors that decide: of the validation samples; or of the test split, which is fair only "
-        "where nothing is claimed, as on train members.",
+        "Errors that choose: those of validation, or of the test split, which is fair only on "
+        "members without claims, such as train members.",
     )
     lessons: int = option(
         2,
-        "Schedules that a clone is taught at most, beside waiting: a few are told apart by what "
-        "a controller sees.",
+        "Most schedules in the lessons of a clone, besides waiting; few, so that observations are "
+        "enough to tell which one applies.",
         minimum=1,
     )
     lessons_from: float = option(
         0.1,
-        "Share of a run before which no schedule that a clone is taught may begin: whoever is to "
-        "tell tasks apart by watching has to see something first.",
+        "Earliest start of a schedule in the lessons, as a share of the run: a clone has to "
+        "observe a task before it can recognise it.",
         minimum=0,
         maximum=1,
     )
     price: float = option(
         0.02,
-        "Log ratio that a schedule has to bring, for every host's worth of parameters it adds, to "
-        "be taught to a clone; what is found for proofs has no price.",
+        "Log ratio that a schedule in the lessons must gain per doubling of the parameters; "
+        "schedules for proofs have no price.",
         minimum=0,
     )
-    seed: int = option(0, "Names the plans and settings that are drawn.", minimum=0)
-    opening: int = option(0, "Which opening of the claim this is; 0 where none.", minimum=0)
-    members: MemberChoice = option(MemberChoice(split="train"), "What is searched on.")
+    seed: int = option(0, "Seed of the plans and settings that are drawn.", minimum=0)
+    opening: int = option(0, "Opening of the claim, 1 or 2; 0 for other splits.", minimum=0)
+    members: MemberChoice = option(MemberChoice(split="train"), "The members.")
     play: PlayConfig = option(PlayConfig, "How networks are grown.")
 
     def __post_init__(self) -> None:
@@ -119,11 +118,11 @@ class Search:
     """A search in its folder.
 
     Args:
-        config: what is searched.
-        members: on which tasks.
-        folder: where results are and go.
+        config: settings of the search.
+        members: the members.
+        folder: folder of the results.
         player: plays the rows.
-        taught: members that lessons are written for without playing on them.
+        taught: more members to write lessons for, without playing on them.
     """
 
     def __init__(
@@ -134,7 +133,7 @@ class Search:
         player: Player,
         taught: Sequence[AnyMember] = (),
     ) -> None:
-        """Make the plans; nothing is played yet."""
+        """Draw the plans, or read bred ones from the folder."""
         self._taught = tuple(taught)
         self.config, self.members, self.folder = config, tuple(members), folder
         self._player = player
@@ -153,13 +152,13 @@ class Search:
 
     @property
     def rows(self) -> int:
-        """Networks that are trained in all."""
+        """Number of networks that are trained in total."""
         first = self.rungs[0]
         arms = sum(rung.seeds * (1 + rung.plans + self._heuristics(rung)) for rung in self.rungs)
         return len(self.members) * (arms + first.seeds * sum(self.config.children))
 
     def run(self) -> bool:
-        """Play the first rung, its children, and one rung after another; return whether all."""
+        """Play the first rung, its children, and the other rungs; return False if stopped."""
         if not self._play(0):
             return False
         for number, count in enumerate(self.config.children, start=1):
@@ -169,7 +168,7 @@ class Search:
         return all(self._play(number) for number in range(1, len(self.rungs)))
 
     def _play(self, number: int) -> bool:
-        """Play what is missing of a rung; return whether all of it is there."""
+        """Play what is missing of a rung; return False if stopped."""
         return self._player.play_missing(self._cells(number), self.results)
 
     def table(self, last_rung: int | None = None) -> Table:
@@ -179,7 +178,7 @@ class Search:
         return read_table(chosen, waiting().name)
 
     def conclude(self) -> dict[str, Any]:
-        """Choose from what was played, write the files that others take, and return a summary."""
+        """Choose the best plans and settings, write them to files, and return a summary."""
         split, table = self.config.choose_by, self.table()
         single = best_single(table, list(self.plans), split)
         places = self._places()
@@ -228,10 +227,9 @@ class Search:
         return {member.label: descriptors(member.task()) for member in self.members}
 
     def _breed(self, generation: int, count: int) -> None:
-        """Add plans that nobody played yet, of parents that look best for some member.
+        """Add new plans, bred from the best plan of some member.
 
-        They are written down: results that are read again belong to these plans, whatever would be
-        bred by then.
+        They are written to a file, so that stored results stay with the plans they belong to.
         """
         names = [f"plan {generation}.{number}" for number in range(count)]
         if names[0] in self.plans:
@@ -251,7 +249,7 @@ class Search:
         self._write(PLANS_FILE, {name: list(entries) for name, entries in self.plans.items()})
 
     def _cells(self, number: int) -> list[Cell]:
-        """Return what a rung plays on every member: waiting, then every arm that is still in."""
+        """Return the cells of a rung: waiting, and every arm that is left, on every member."""
         first = SEARCH_SEEDS + (number << 20)
         seeds = tuple(range(first, first + self.rungs[number].seeds))
         return [
@@ -281,7 +279,7 @@ class Search:
         ]
 
     def _heuristics(self, rung: Rung) -> int:
-        """Return how many settings a rung plays: the same share as of the plans."""
+        """Return the number of settings in a rung: the same share as of the plans."""
         return -(-self.config.heuristics * rung.plans // self.rungs[0].plans)
 
     def _worth(self, table: Table, arm: str) -> dict[str, float]:
@@ -296,10 +294,10 @@ class Search:
         }
 
     def _lessons(self, table: Table, places: Places) -> dict[str, list[dict[str, Any]]]:
-        """Return what a clone is taught: a schedule for every member, played or like those."""
+        """Return a schedule for every member, played or similar to played ones, for a clone."""
         others = {m.label: descriptors(m.task()) for m in self._taught if m.label not in places}
         starts = {name: start_of(entries) for name, entries in self.plans.items()}
-        # Where all begin earlier than is asked for, those that begin last are taught.
+        # If all plans start earlier than the setting, the latest are used.
         earliest = min(self.config.lessons_from, max(starts.values()))
         best = best_by_likeness(
             table,
