@@ -37,5 +37,5 @@ def test_a_line_that_was_broken_off_is_removed(tmp_path: Path) -> None:
 def test_a_line_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text('{"arm": "a"}\n')
-    with pytest.raises(CheckpointError, match="line 1 is no result of this version"):
+    with pytest.raises(CheckpointError, match="line 1 is not a result of this version"):
         ResultFile(path)

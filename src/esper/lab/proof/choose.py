@@ -1,8 +1,8 @@
-"""What a search found: the best single schedule, one per member, a contextual rule, settings.
+"""Chooses from the results of a search: the best single schedule, one per member, a rule by task.
 
-All of it comes from one table: for every member and arm the log ratios of errors against the
-waiting network with the same seed. A mean of few seeds is pulled towards what the arm brings on
-members like this one (`shrunk`), because the best of sixty-four noisy means is mostly luck.
+The choices are made from one table: for every member and arm, the log ratios of errors to those of
+the waiting network with the same seed. A mean over few seeds is shrunk towards the arm's results on
+similar members (`shrunk`), because the best of 64 noisy means is mostly luck.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Places = Mapping[str, Mapping[str, float]]
 """Descriptors by member."""
 Reals = NDArray[np.float64]
 _REACH = 3.0
-"""How far members are alike, in deviations of their descriptors."""
+"""Length scale of the kernel, in deviations of the descriptors."""
 _SAME = 1e-9
-"""Deviation, as a share of the numbers themselves, below which they are the same."""
+"""Relative deviation below which numbers count as equal."""
 _SEED_NOISE = 1.0
 """Variance of one seed, in units of the variance between members."""
 NEIGHBOURS = (1, 3, 5, 9)
-"""How many members a contextual rule may ask; the best number is chosen by leaving members out."""
+"""Numbers of neighbours that are tried for a contextual rule, by leave-one-out."""
 
 
 @dataclass(slots=True)
 class Ratios:
-    """Log ratios of one arm on one member, seed by seed, against waiting with the same seed."""
+    """Log ratios of one arm on one member, seed by seed, over waiting with the same seed."""
 
     seeds: list[int] = field(default_factory=list)
     val: list[float] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Ratios:
     parameters: list[float] = field(default_factory=list)
     """Parameters at the end over the host's."""
     flops: list[float] = field(default_factory=list)
-    """Operations at the end over the host's."""
+    """FLOPs at the end over the host's."""
 
     def mean(self, split: Split) -> float:
         """Return the mean log ratio."""
@@ -66,7 +66,8 @@ def read_table(results: Sequence[CellResult], waiting: str) -> Table:
         own = base[result.purpose, result.member]
         if own.seeds[: len(result.seeds)] != result.seeds:
             raise UsageError(
-                f"{result.arm!r} and waiting were played with other seeds on {result.member!r}"
+                f"{result.arm!r} and waiting were played with different seeds on "
+                f"{result.member!r}; start the search anew"
             )
         count = len(result.seeds)
         ratios = table.setdefault(result.member, {}).setdefault(result.arm, Ratios())
@@ -79,7 +80,7 @@ def read_table(results: Sequence[CellResult], waiting: str) -> Table:
 
 
 def shrunk(table: Table, split: Split, places: Places) -> dict[str, dict[str, float]]:
-    """Return what to expect of every arm where it was played, from all members it was played on."""
+    """Return the expected log ratio of every arm on its members, shrunk over similar members."""
     x = _standardised(list(table), list(table), places)
     found: dict[str, dict[str, float]] = {member: {} for member in table}
     for arm in dict.fromkeys(arm for own in table.values() for arm in own):
@@ -93,16 +94,16 @@ def shrunk(table: Table, split: Split, places: Places) -> dict[str, dict[str, fl
 def best_by_likeness(
     table: Table, arms: Sequence[str], split: Split, places: Places, *, price: float, most: int
 ) -> dict[str, str | None]:
-    """Return what looks best for every member that has a place, played or not; None is waiting.
+    """Return the best arm for every member with descriptors, played or not; None is waiting.
 
     Args:
-        table: what arms brought on members that were played.
-        arms: which of them are asked for; those that went furthest on every member compete, as
-            those that were played further only where they had done well look better than they are.
+        table: log ratios of arms on the members that were played.
+        arms: the candidates; only those with the most seeds on every member compete, because an
+            arm that was played longer only where it did well looks better than it is.
         split: which errors count.
-        places: descriptors of members, those of the table among them.
-        price: what an arm has to bring for every host's worth of parameters that it adds.
-        most: how many different arms there may be: those that serve the played members best.
+        places: descriptors of members, including those of the table.
+        price: log ratio that an arm must gain per doubling of the parameters.
+        most: most different arms in the result, the best portfolio for the played members.
     """
     known, asked = list(table), list(places)
     x, at = _standardised(known, known, places), _standardised(asked, known, places)
@@ -124,40 +125,39 @@ def best_by_likeness(
 
 
 def _means(table: Table, arm: str, split: Split) -> tuple[Reals, Reals]:
-    """Return the arm's mean log ratio on every member, and its seeds there: 0 where not played."""
+    """Return the arm's mean log ratio and its number of seeds on every member, 0 if not played."""
     played = [own.get(arm) for own in table.values()]
     means = [0.0 if each is None else each.mean(split) for each in played]
     return np.array(means), np.array([0.0 if each is None else len(each.seeds) for each in played])
 
 
 def _standardised(members: Sequence[str], known: Sequence[str], places: Places) -> Reals:
-    """Return descriptors [members, D] from the mean of the known ones', in their deviations."""
+    """Return descriptors [members, D], standardised by those of the known members."""
     names = sorted(places[known[0]])
     rows = [np.array([[places[m][name] for name in names] for m in of]) for of in (members, known)]
     return np.asarray((rows[0] - rows[1].mean(0)) / _units(rows[1]))
 
 
 def _units(rows: Reals) -> Reals:
-    """Return the deviation of every column; 1 where all its numbers are the same.
+    """Return the standard deviation of every column; 1 if all its numbers are equal.
 
-    Rounding leaves a deviation of numbers that are the same, which would make whoever differs from
-    them a stranger.
+    The deviation of equal numbers may be tiny by rounding; dividing by it would make any other
+    value seem far away.
     """
     deviation = rows.std(0)
     return np.where(deviation > _SAME * (1 + np.abs(rows).max(0)), deviation, 1.0)
 
 
 def _expected(at: Reals, x: Reals, means: Reals, counts: Reals) -> Reals:
-    """Return what an arm brings at some places by what it brought at others [N, D].
+    """Return the expected log ratio of an arm at some descriptors [N, D], by a Gaussian process.
 
-    A Gaussian process: members are alike as far as their descriptors are near, and far from all of
-    them the mean over all seeds is expected.
+    Far from all played members it is the mean over all seeds.
 
     Args:
-        at: places that are asked for.
-        x: places where arms were played.
-        means: mean log ratio at each of these.
-        counts: seeds behind each mean; 0 where the arm was not played.
+        at: descriptors to predict for.
+        x: descriptors of the played members.
+        means: mean log ratio on each of these.
+        counts: number of seeds of each mean; 0 if the arm was not played.
     """
     x, means, counts = x[counts > 0], means[counts > 0], counts[counts > 0]
     level = np.average(means, weights=counts)
@@ -171,7 +171,7 @@ def _likeness(a: Reals, b: Reals) -> Reals:
 
 
 def most_played(table: Table, arms: Sequence[str]) -> list[str]:
-    """Return the arms that went furthest on every member: none has more seeds on all of them."""
+    """Return the arms with the most seeds on every member."""
     least = {
         arm: min((len(own[arm].seeds) if arm in own else 0) for own in table.values())
         for arm in arms
@@ -181,7 +181,7 @@ def most_played(table: Table, arms: Sequence[str]) -> list[str]:
 
 
 def best_single(table: Table, arms: Sequence[str], split: Split) -> str:
-    """Return the arm with the best mean over all members among those that went furthest."""
+    """Return the arm with the best mean over all members, among those with the most seeds."""
     finalists = most_played(table, arms)
     means = {
         member: {arm: own[arm].mean(split) for arm in finalists} for member, own in table.items()
@@ -192,9 +192,9 @@ def best_single(table: Table, arms: Sequence[str], split: Split) -> str:
 def best_by_member(
     table: Table, arms: Sequence[str], split: Split, places: Places
 ) -> dict[str, tuple[str | None, float]]:
-    """Return the best arm of every member and what it is worth; None where waiting is best.
+    """Return the best arm of every member and its expected log ratio; None if waiting is best.
 
-    An arm that others left behind on the member is no candidate there.
+    Only arms with the most seeds on a member are candidates there.
     """
     chosen = {member: {a: own[a] for a in arms if a in own} for member, own in table.items()}
     found: dict[str, tuple[str | None, float]] = {}
@@ -208,11 +208,10 @@ def best_by_member(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextualRule:
-    """Chooses a schedule by what is known of a task beforehand: that of tasks like it.
+    """Chooses a schedule for a task by its descriptors: the best one on similar tasks.
 
-    A task's place is its descriptors, each in units of its spread over the members. The value of a
-    schedule for a task is the mean over the nearest members, nearer ones counting more; waiting is
-    worth 0.
+    Descriptors are standardised over the members. The value of a schedule is its mean over the
+    nearest members, weighted by distance; the value of waiting is 0.
     """
 
     neighbours: int
@@ -225,10 +224,10 @@ class ContextualRule:
     plans: dict[str, list[dict[str, Any]]]
     """Schedules by name."""
     held_out: float
-    """Mean value of what the rule chose for members it had not seen."""
+    """Mean log ratio of its choices for held-out members."""
 
     def choose(self, descriptors: Mapping[str, float]) -> str | None:
-        """Return the name of the plan for a task, None where waiting looks best."""
+        """Return the name of the plan for a task; None if waiting looks best."""
         return _nearest_best(self, descriptors, list(self.places))
 
     def schedule(self, descriptors: Mapping[str, float]) -> PlainSchedule:
@@ -242,7 +241,7 @@ class ContextualRule:
 
     @classmethod
     def from_mapping(cls, mapping: Any, where: str) -> ContextualRule:
-        """Return the rule that a file holds."""
+        """Return the rule from the contents of a file."""
         if not isinstance(mapping, Mapping) or mapping.get("kind") != "contextual schedule":
             raise UsageError(f"{where} holds no contextual schedule; `esper search` writes them")
         return cls(**{key: value for key, value in mapping.items() if key != "kind"})
@@ -254,10 +253,10 @@ def fit_contextual(
     plans: Mapping[str, PlainSchedule],
     split: Split,
 ) -> ContextualRule:
-    """Return the rule whose number of neighbours does best on members that are left out.
+    """Return the rule with the best number of neighbours, by leave-one-out over members.
 
     Args:
-        table: what plans brought.
+        table: log ratios of the plans.
         places: descriptors by member.
         plans: schedules by name; those that were played on every member are candidates.
         split: which errors count.
@@ -287,7 +286,7 @@ def fit_contextual(
 
 
 def _held_out(rule: ContextualRule, table: Table, split: Split) -> float:
-    """Return the mean log ratio of what the rule chooses for members it is not shown."""
+    """Return the mean log ratio of the rule's choices for held-out members."""
     worth = []
     for member in rule.places:
         others = [each for each in rule.places if each != member] or [member]
@@ -301,7 +300,9 @@ def _nearest_best(
 ) -> str | None:
     missing = [name for name in rule.centre if name not in descriptors]
     if missing:
-        raise UsageError(f"the contextual schedule asks for {', '.join(missing)}; search anew")
+        raise UsageError(
+            f"the contextual schedule needs the descriptors {', '.join(missing)}; search anew"
+        )
 
     def distance(member: str) -> float:
         place = rule.places[member]

@@ -1,12 +1,10 @@
-"""The schedules that a search tries: some that people would write, some drawn, some bred.
+"""The schedules that a search tries: standard ones, drawn ones, and bred ones.
 
-A drawn plan grows one to three seeds. Drawn are, in this order: how many seeds; which of the
-positions first, middle and last they take, and in which order; the blueprint, one for all or one
-each; when the first is germinated and how long the next ones wait; the style, the tempo and the
-amplitude. `SPACE` has the values and how likely each is. A bred plan is one that did well with
-one or two of these changed. Plans are the plain entries of
-`esper.tamiyo.controllers.schedule`, so that whatever a search finds can be read, edited and
-played by `--controller schedule:FILE`.
+A drawn plan grows one to three seeds. It draws, in this order: the number of seeds; their
+positions (first, middle, last) and their order; the blueprint, one for all or one each; the start
+of the first seed and the gap to the next ones; style, tempo and amplitude. `SPACE` has the values
+with their frequencies. A bred plan changes one or two fields of a good one. Plans are plain
+schedules, so that they can be read, edited and played by `--controller schedule:FILE`.
 """
 
 from __future__ import annotations
@@ -29,25 +27,25 @@ from esper.leyline.stages import ALPHA_TARGETS, TEMPO_EPOCHS
 from esper.tamiyo.controllers.schedule import PlainEntry
 from esper.utils.randomness import generator
 
-# ---- Successive halving: which plans go on to more seeds, as pure functions of what they brought
+# ---- Successive halving: which plans get more seeds
 
 
 Scores = Mapping[str, Mapping[str, float]]
-"""By member and plan: what it brought, larger is better."""
+"""Scores by member and plan; larger is better."""
 
 _RUNG = re.compile(r"(\d+)x(\d+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """How many plans are played on a member, each with how many seeds."""
+    """Number of plans in a rung, and of seeds of each on every member."""
 
     plans: int
     seeds: int
 
 
 def parse_rungs(texts: Sequence[str]) -> tuple[Rung, ...]:
-    """Return the rungs that '64x2', '16x8' and so on mean: plans x seeds, fewer and fewer plans."""
+    """Parse rungs such as '64x2', '16x8': plans x seeds, with fewer plans in later rungs."""
     rungs = []
     for text in texts:
         match = _RUNG.match(text)
@@ -73,15 +71,15 @@ def shared_ranking(scores: Scores) -> list[str]:
 
 
 def portfolio(scores: Scores, places: int, first: Sequence[str] = ()) -> list[str]:
-    """Return the plans that serve the members best together, in the order they are taken in.
+    """Choose plans greedily, so that the best chosen plan of each member is as good as possible.
 
-    A member is served by the best plan for it, or by waiting, which is worth 0. Where no plan adds
-    anything to those that are in, the best on average come next.
+    A member may also wait, with a score of 0. When no plan adds anything, the best on average come
+    next.
 
     Args:
-        scores: what plans brought.
-        places: how many plans there are to be.
-        first: plans that are in beforehand.
+        scores: scores of the plans.
+        places: number of plans to choose.
+        first: plans that are chosen beforehand.
     """
     ranking, found = shared_ranking(scores), list(first)
 
@@ -106,7 +104,7 @@ BLUEPRINTS: dict[Topology, tuple[str, ...]] = {
     "sequence": ("mlp", "mlp", "mlp_small", "attention", "lora_large", "lora", "norm"),
     "vector": ("mlp", "mlp", "mlp_small", "lora_large", "lora", "norm"),
 }
-"""What is drawn for slots of every kind; those named twice are twice as likely."""
+"""Blueprints to draw from, by kind of slot; those named twice are twice as likely."""
 assert set(BLUEPRINTS) == set(TOPOLOGIES)
 
 SPACE: dict[str, tuple[Any, ...]] = {
@@ -118,11 +116,11 @@ SPACE: dict[str, tuple[Any, ...]] = {
     "tempo": TEMPO_EPOCHS,
     "alpha_target": (1.0,) * 8 + ALPHA_TARGETS[:2],
 }
-"""Values of everything else, each as likely as it is often here; gaps are shares of the horizon."""
+"""Values of the other fields; repeated ones are more likely. Gaps are percent of the horizon."""
 assert set(SPACE["style"]) == set(HEAD_VALUES["style"])
 
 _FIELDS = ("style", "tempo", "alpha_target")
-"""What is the same for all seeds of a plan."""
+"""Fields that all seeds of a plan share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +158,11 @@ STANDARD_PLANS: tuple[Plan, ...] = (
     Plan("conv_light all, late", _same("conv_light", POSITIONS, "33%")),
     Plan("bottleneck all, late", _same("bottleneck", POSITIONS, "33%")),
 )
-"""For hosts with images at their slots; what a host lacks is passed over."""
+"""Plans for hosts with images at their slots; entries for slots that a host lacks are skipped."""
 
 
 def start_of(entries: PlainSchedule) -> float:
-    """Return the share of a run after which a plan first does something."""
+    """Return the start of a plan, as a share of the run."""
     return min((float(entry["epoch"].rstrip("%")) / 100 for entry in entries), default=1.0)
 
 
@@ -182,17 +180,17 @@ def read_plans(path: str | Path) -> dict[str, PlainSchedule]:
 
 
 def pick(stream: torch.Generator, values: Sequence[Any]) -> Any:
-    """Return one of the values, each as likely as it is often there."""
+    """Draw one of the values uniformly."""
     return values[int(torch.randint(len(values), (), generator=stream))]
 
 
 def draw_plan(seed: int, number: int, topologies: Sequence[Topology]) -> Plan:
-    """Return a plan that depends on the seed, its number and the kinds of slots alone.
+    """Draw a plan; it depends on the arguments alone.
 
     Args:
         seed: seed of the search.
-        number: which plan of it.
-        topologies: kinds of slots that the plan has to serve; it names a blueprint for each.
+        number: number of the plan.
+        topologies: kinds of slots; the plan has a blueprint for each.
     """
     stream = generator(seed, number, "plan")
     draw = partial(pick, stream)
@@ -219,13 +217,13 @@ def draw_plan(seed: int, number: int, topologies: Sequence[Topology]) -> Plan:
 def breed_plan(
     name: str, parent: PlainSchedule, stream: torch.Generator, topologies: Sequence[Topology]
 ) -> Plan:
-    """Return a plan that differs from its parent in one or two things.
+    """Return a copy of a plan with one or two changes.
 
     Args:
-        name: what it is called.
-        parent: the plan that is changed.
-        stream: what is changed, and to what.
-        topologies: kinds of slots that the plan has to serve.
+        name: name of the new plan.
+        parent: the plan to change.
+        stream: random generator of the changes.
+        topologies: kinds of slots of the members.
     """
     draw = partial(pick, stream)
 
@@ -252,7 +250,7 @@ def breed_plan(
 
 
 def make_plans(seed: int, count: int, topologies: Sequence[Topology]) -> tuple[Plan, ...]:
-    """Return so many plans: the standard ones where slots hold images, then drawn ones."""
+    """Return so many plans: the standard ones if all slots have images, then drawn ones."""
     kinds = tuple(dict.fromkeys(topologies))
     standard = STANDARD_PLANS if kinds == ("cnn",) else ()
     drawn = (draw_plan(seed, number, kinds) for number in range(max(0, count - len(standard))))
@@ -271,16 +269,16 @@ HEURISTIC_SPACE: dict[str, tuple[Any, ...]] = {
     "penalty_limit": (1.0, 3.0),
     "lead": ("conv_light", "conv_heavy", "bottleneck", "norm", "mlp", "attention"),
 }
-"""Constants that the heuristic is tuned over; `lead` is what comes first in its rotation."""
+"""Values of the heuristic's settings; `lead` is the first blueprint of its rotation."""
 
 
 def draw_heuristic(seed: int, number: int, rotation: Sequence[str]) -> dict[str, Any]:
-    """Return settings of the heuristic; number 0 are its defaults.
+    """Draw settings of the heuristic; number 0 is its defaults.
 
     Args:
         seed: seed of the search.
-        number: which settings of it.
-        rotation: the heuristic's rotation by default.
+        number: number of the settings.
+        rotation: the heuristic's default rotation.
     """
     if number == 0:
         return {}

@@ -1,4 +1,4 @@
-"""Results as lines of JSON: one for every arm on every member, written whole or not at all."""
+"""Results of cells as JSON lines, the figures of a proof, and its report."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.utils.files import append_to, atomic_write_text
 
-# ---- What an arm spends: the operations of its training, and of the ablations it is measured by
+# ---- FLOPs of training, and of ablations
 
 
 def training_flops(signals: Signals) -> Tensor:
-    """Return float64 [R]: the operations of the epoch that the rows have just trained."""
+    """Return float64 [R]: FLOPs of the last epoch of training."""
     samples = signals.samples_per_epoch.double()
     return PASSES_OF_TRAINING * samples * signals.flops.double()
 
 
 def ablation_flops(signals: Signals, samples: Tensor) -> Tensor:
-    """Return float64 [R]: the operations of all configurations but the network as it is.
+    """Return float64 [R]: FLOPs of all ablations, without the plain validation.
 
     Args:
-        signals: of the epoch that was measured, on the CPU.
-        samples: int64 [R], validation samples.
+        signals: signals after the epoch, on the CPU.
+        samples: int64 [R], number of validation samples.
     """
     blended = (signals.alpha > 0) & (signals.stage >= 0)
     measured = blended & (signals.stage != int(SeedStage.FOSSILIZED))
     fossils = (signals.slot_flops * (blended & ~measured)).sum(1)
     base = (signals.host_flops + fossils).double()
     found = torch.zeros(signals.rows, dtype=torch.float64)
-    # Rows without a seed on trial, most of them, are evaluated once.
+    # Most rows have no live blended seed, and no ablations.
     for row in measured.any(1).nonzero().flatten().tolist():
         chosen = _configurations(tuple(measured[row].tolist()))
         own = (signals.slot_flops[row] * measured[row]).double()
@@ -57,22 +57,22 @@ def ablation_flops(signals: Signals, samples: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _configurations(members: tuple[bool, ...]) -> Tensor:
-    """Return float64 [K - 1, S]: the configurations that a plain validation would not need."""
+    """Return float64 [K - 1, S]: the configurations besides the plain validation."""
     return plan_ablations(members)[1:].double()
 
 
 Key = tuple[str, str, str]
 
 RESULTS_FILE = "results.jsonl"
-"""In the folder of a search or of a proof."""
+"""Name of the file in the folder of a search or a proof."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """What an arm brought on a member; lists are over seeds."""
+    """Results of an arm on a member; lists are over seeds."""
 
     purpose: str
-    """What it was played for: 'proof', or a stage before it."""
+    """'proof', 'rates', or the rung of a search."""
     arm: str
     member: str
     seeds: list[int]
@@ -82,28 +82,28 @@ class CellResult:
     test_scores: list[float]
     parameters: list[int]
     flops: list[int]
-    """Operations of one sample's forward pass at the end."""
+    """FLOPs of one sample's forward pass at the end."""
     host_parameters: int
     """Of the member's own host."""
     host_flops: int
     training_flops: list[float]
-    """Operations of the whole training."""
+    """FLOPs of the whole training."""
     ablation_flops: list[float]
-    """Operations of measuring seeds, on top of that."""
+    """FLOPs of all ablations."""
     germinated: list[int]
     fossilized: list[int]
     pruned: list[int]
     rolled_back: list[bool]
     grown: list[list[dict[str, Any]]]
-    """The seeds that are part of the network at the end, as `BuiltInSeed` in plain data."""
+    """The seeds in the final network, as plain data of `BuiltInSeed`."""
 
     @property
     def key(self) -> Key:
-        """What tells results apart."""
+        """Key of the result."""
         return self.purpose, self.arm, self.member
 
     def architectures(self) -> list[tuple[BuiltInSeed, ...]]:
-        """Return what was grown with every seed."""
+        """Return the grown architecture of every seed."""
         return [tuple(BuiltInSeed.from_mapping(seed) for seed in row) for row in self.grown]
 
     def to_line(self) -> str:
@@ -112,15 +112,15 @@ class CellResult:
 
     @classmethod
     def from_line(cls, line: str) -> CellResult:
-        """Return the result that a line holds."""
+        """Return the result of a line."""
         return cls(**json.loads(line))
 
 
 class ResultFile:
-    """Lines that are only ever added, in an order that an interruption does not change."""
+    """A file of results to which lines are only appended."""
 
     def __init__(self, path: Path) -> None:
-        """Read what is there; a line that was broken off is removed."""
+        """Read the file; an incomplete last line is removed."""
         self.path = path
         self._results: dict[Key, CellResult] = {}
         text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -132,8 +132,8 @@ class ResultFile:
                 result = CellResult.from_line(line)
             except (TypeError, ValueError) as error:
                 raise CheckpointError(
-                    f"{path}: line {number} is no result of this version: {error}; "
-                    "start anew in another folder"
+                    f"{path}: line {number} is not a result of this version: {error}; "
+                    "start again in another folder"
                 ) from None
             self._results[result.key] = result
 
@@ -144,7 +144,7 @@ class ResultFile:
         return key in self._results
 
     def get(self, key: Key) -> CellResult:
-        """Return a result that is there."""
+        """Return a stored result."""
         return self._results[key]
 
     def of(self, purpose: str) -> list[CellResult]:
@@ -152,7 +152,7 @@ class ResultFile:
         return [result for result in self if result.purpose == purpose]
 
     def add(self, results: Iterable[CellResult]) -> None:
-        """Append results and make them durable."""
+        """Append results, and flush them to disk."""
         fresh = list(results)
         text = "".join(f"{result.to_line()}\n" for result in fresh)
         try:
@@ -170,16 +170,16 @@ class ResultFile:
         self._results |= {result.key: result for result in fresh}
 
 
-# ---- The figures of a proof: every arm in itself, by member, and beside the static networks
+# ---- The figures of a proof: of every arm, by member, and of the static networks
 
 
 COSTS = ("parameters", "flops", "total_flops")
-"""What fronts are drawn against: sizes at the end, and all operations of a run."""
+"""Costs of the Pareto fronts: final sizes, and all FLOPs of a run."""
 
 MOST_ADDED = 0.05
-"""Share of parameters that may be added where growth is useless or harmful."""
+"""Most added parameters, as a share, where growth is useless or harmful."""
 MOST_LOST = 0.3
-"""Points of test score that may be lost there."""
+"""Most points of test score lost there."""
 
 
 def comparison_mapping(comparison: Comparison) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def summarise(
 ) -> dict[str, float]:
     """Return the figures of an arm over all members.
 
-    Sizes are in units of the host's, operations in units of what training the waiting host takes.
+    Sizes are multiples of the host's, FLOPs multiples of those of training the waiting host.
     """
     own = [result for result in played if result.arm == arm]
     waiting = {result.member: result for result in played if result.arm == WAIT}
@@ -219,7 +219,7 @@ def summarise(
 
 
 def best_static(summaries: Mapping[str, Mapping[str, float]]) -> dict[str, Any] | None:
-    """Return the static network with the least error, and what finding it took: all of them."""
+    """Return the static network with the least error, and the FLOPs of training all of them."""
     static = {arm: s for arm, s in summaries.items() if arm.startswith("static x")}
     if not static:
         return None
@@ -231,7 +231,7 @@ def best_static(summaries: Mapping[str, Mapping[str, float]]) -> dict[str, Any] 
 def privileged_share(
     errors: Mapping[str, Floats], subject: str, specs: Sequence[ArmSpec]
 ) -> float | None:
-    """Return how much of the privileged schedules' gain over waiting the subject reaches."""
+    """Return the subject's gain over waiting, as a share of that of the privileged schedules."""
     name = next((spec.name for spec in specs if spec.kind == "privileged"), None)
     if name is None:
         return None
@@ -253,7 +253,7 @@ def rank(errors: Mapping[str, Floats]) -> dict[str, float]:
 
 
 def fronts(summaries: Mapping[str, Mapping[str, float]]) -> dict[str, list[str]]:
-    """Return, for every cost, the arms that no other beats in cost and error, cheapest first."""
+    """Return the arms on the Pareto front of error and each cost, cheapest first."""
     arms = list(summaries)
     errors = [summaries[arm]["error"] for arm in arms]
     return {
@@ -265,7 +265,7 @@ def fronts(summaries: Mapping[str, Mapping[str, float]]) -> dict[str, list[str]]
 def by_member(
     played: Sequence[CellResult], errors: Mapping[str, Floats], members: Sequence[str]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return, by member and arm, mean scores, log ratio over waiting, and what was added."""
+    """Return mean scores, log ratios over waiting and added sizes, by member and arm."""
     known = {(result.member, result.arm): result for result in played}
     found: dict[str, dict[str, dict[str, float]]] = {}
     for place, member in enumerate(members):
@@ -290,12 +290,12 @@ def restraint(
     subject: str,
     purposes: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
-    """Return, for every purpose of claim members, what the subject added and gained there.
+    """Return what the subject added and gained, by expected benefit of growth.
 
     Args:
-        figures: of `by_member`.
-        subject: the arm under proof.
-        purposes: what growth can bring, by member.
+        figures: result of `by_member`.
+        subject: the first arm.
+        purposes: expected benefit of growth, by claim member.
     """
     found: dict[str, dict[str, Any]] = {}
     for purpose in dict.fromkeys(purposes.values()):
@@ -318,7 +318,7 @@ def restraint(
 
 
 def write_report(found: Mapping[str, Any]) -> str:
-    """Return the report of what `Proof.conclude` found."""
+    """Return the Markdown report of the result of `Proof.conclude`."""
     limits = found["limits"]
     opened = f", opening {found['opening']} of the claim" if found["opening"] else ""
     parts = [
@@ -344,15 +344,15 @@ def write_report(found: Mapping[str, Any]) -> str:
 
 
 def _ranking(found: Mapping[str, Any]) -> list[str]:
-    """Return the table of a public benchmark; nothing where it is none."""
+    """Return the table of a public benchmark; nothing for other proofs."""
     if not found["benchmark"]:
         return []
     rows = [
         [str(place), arm, f"{score:+.4f}"]
         for place, (arm, score) in enumerate(found["ranking"].items(), start=1)
     ]
-    told = "A score is the interquartile mean of log ratios over waiting."
-    return [f"## {found['benchmark']}", _table(["rank", "arm", "score"], rows), told]
+    note = "A score is the interquartile mean of log ratios over waiting."
+    return [f"## {found['benchmark']}", _table(["rank", "arm", "score"], rows), note]
 
 
 def _arms(arms: Mapping[str, Mapping[str, float]]) -> str:
@@ -368,7 +368,7 @@ def _arms(arms: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _asides(found: Mapping[str, Any]) -> list[str]:
-    """Return what is reported beside the verdicts."""
+    """Return the figures besides the verdicts."""
     lines = [
         f"- Front of error against {cost.replace('_', ' ')}: {', '.join(arms)}."
         for cost, arms in found["fronts"].items()

@@ -1,14 +1,13 @@
-"""The statistics of a proof: pure functions of numbers, each small enough to check by hand.
+"""The statistics of a proof, as small pure functions.
 
-The unit is the log ratio of errors, paired by member and seed: `log(reference / arm)`, so that +0.1
-means about a tenth fewer errors than the reference, whatever the task's error is. Tables of log
-ratios are float64 [members, seeds].
+The unit is the log ratio of errors, paired by member and seed: `log(reference / arm)`. So +0.1
+means about 10 % fewer errors than the reference, whatever the task's error is. Tables of log ratios
+are float64 [members, seeds].
 
-Two bootstraps answer two questions. Over seeds (the members stay): is it so on these tasks? Over
-members and, within each, over seeds: would it be so on other tasks of the kind? The second is the
-one that verdicts rest on, because members differ far more than seeds do. Resamples of a handful of
-members know little of the members that were not drawn; a test of signs, which knows how many there
-are, sets the least p-value.
+There are two bootstraps. One over seeds, with fixed members, says whether a difference holds on
+these tasks. One over members, and within each over seeds, says whether it would hold on other tasks
+of the kind. Verdicts use the second, because members differ more than seeds. A bootstrap over few
+members is overconfident, so a sign test over members sets the least p-value.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ Verdict = Literal["beats", "ties", "loses"]
 _WORDS: dict[Verdict, str] = {"beats": "beats", "ties": "ties with", "loses": "loses to"}
 
 RESAMPLES = 9_999
-"""Of a bootstrap; with them the smallest p-value is 0.0002."""
+"""Resamples of a bootstrap; the smallest p-value is 0.0002."""
 MOST_PAIRS = 1 << 22
-"""Numbers resampled at once, so that memory stays small."""
+"""Numbers resampled at once, to limit memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with the interval that holds the truth at some confidence."""
+    """An estimate with its confidence interval."""
 
     estimate: float
     low: float
@@ -48,22 +47,19 @@ class Interval:
 
 
 def error_rate(accuracy: ArrayLike, samples: int) -> Floats:
-    """Return shares of wrong answers, of accuracies in points over so many samples.
-
-    Fewer than half an error cannot be told from none.
-    """
+    """Return error rates from accuracies in points, at least half an error in all samples."""
     return np.maximum(1.0 - np.asarray(accuracy, dtype=np.float64) / 100.0, 0.5 / samples)
 
 
 def log_ratios(errors: ArrayLike, reference: ArrayLike) -> Floats:
-    """Return log(reference / errors): above 0 where there are fewer errors than the reference's."""
+    """Return log(reference / errors): above 0 if there are fewer errors than the reference's."""
     return np.log(np.asarray(reference, dtype=np.float64)) - np.log(
         np.asarray(errors, dtype=np.float64)
     )
 
 
 def interquartile_mean(values: ArrayLike, axis: int | None = None) -> Floats:
-    """Return the mean of the middle half: a quarter of the values is cut off at either end."""
+    """Return the mean of the middle half of the values."""
     return np.asarray(stats.trim_mean(np.asarray(values, dtype=np.float64), 0.25, axis=axis))
 
 
@@ -75,7 +71,7 @@ def probability_of_improvement(table: ArrayLike) -> float:
 
 
 def bootstrap_seeds(table: ArrayLike, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """Return the interquartile mean with its interval over seeds; the members stay the same."""
+    """Return the interquartile mean with its interval over seeds, with fixed members."""
     table = _checked(table)
     samples = tuple(table)
     if table.shape[1] < 2:
@@ -99,7 +95,7 @@ def bootstrap_seeds(table: ArrayLike, confidence: float = 0.95, seed: int = 0) -
 
 
 def resample_members(table: ArrayLike, seed: int = 0) -> Floats:
-    """Return the interquartile means of resamples [N]: members drawn anew, and seeds of each."""
+    """Return the interquartile means [N] of resamples over members, and over seeds within each."""
     table = _checked(table)
     members, seeds = table.shape
     stream = np.random.default_rng(seed)
@@ -115,7 +111,7 @@ def resample_members(table: ArrayLike, seed: int = 0) -> Floats:
 
 
 def two_sided_p(resamples: ArrayLike) -> float:
-    """Return how often resamples fall on the rarer side of 0, twice; never below 2 / (N + 1)."""
+    """Return twice the share of resamples on the rarer side of 0; at least 2 / (N + 1)."""
     values = np.asarray(resamples, dtype=np.float64)
     below = (np.count_nonzero(values <= 0) + 1) / (len(values) + 1)
     above = (np.count_nonzero(values >= 0) + 1) / (len(values) + 1)
@@ -123,11 +119,11 @@ def two_sided_p(resamples: ArrayLike) -> float:
 
 
 def least_p(members: int) -> float:
-    """Return the least two-sided p-value that so many members allow.
+    """Return the least two-sided p-value for so many members, that of a sign test.
 
-    If an arm was worth nothing, each member would be as likely to favour it as not; that all of
-    them do, or none, happens in two of 2^members cases. Resampling alone would reject a true null
-    at 0.05 in 28 % of cases with two members, 14 % with four and 10 % with six.
+    Under the null each member favours an arm with probability 1/2, so all of them, or none, do in 2
+    of 2^members cases. A bootstrap alone rejects a true null at 0.05 in 28 % of cases with two
+    members, 14 % with four and 10 % with six.
     """
     return 2.0 ** (1 - members)
 
@@ -135,7 +131,7 @@ def least_p(members: int) -> float:
 def percentile_interval(
     estimate: float, resamples: ArrayLike, confidence: float = 0.95
 ) -> Interval:
-    """Return the interval that leaves the same share of resamples out at either end."""
+    """Return the percentile interval of resamples."""
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(np.asarray(resamples, dtype=np.float64), [tail, 1.0 - tail])
     return Interval(estimate, float(low), float(high), confidence)
@@ -172,26 +168,26 @@ class Comparison:
     members: int
     seeds: int
     over_members: Interval
-    """Over members and seeds, at the confidence that Holm asks for."""
+    """Over members and seeds, at the confidence of Holm's correction."""
     over_seeds: Interval | None
-    """Over seeds alone; None with one seed."""
+    """Over seeds with fixed members; None with one seed."""
     better: float
     """Probability of improvement."""
     p_value: float
     adjusted_p: float
     is_required: bool
-    """Whether it is among the comparisons that Holm counts."""
+    """Whether Holm's correction includes it."""
     verdict: Verdict
 
     @property
     def has_few_members(self) -> bool:
-        """Whether the interval is on one side of 0 and there are too few members to say so."""
+        """Whether the interval excludes 0 but there are too few members for a verdict."""
         is_clear = self.over_members.low > 0 or self.over_members.high < 0
         return self.verdict == "ties" and is_clear and self.p_value == least_p(self.members)
 
     @property
     def errors_changed(self) -> float:
-        """By which share errors are more (above 0) or fewer."""
+        """Relative change of the errors; above 0 is more."""
         return float(np.expm1(-self.over_members.estimate))
 
     def __str__(self) -> str:
@@ -219,10 +215,9 @@ def compare(
     Args:
         tables: by reference, the arm's log ratios against it, float64 [members, seeds].
         arm: name of the arm.
-        required: the references that are judged together, with Holm's correction; the others are
-            reported as if each were alone.
-        confidence: of the interval of a comparison that stands alone.
-        seed: of the resamples.
+        required: references with Holm's correction; the others are reported without it.
+        confidence: confidence of a single comparison.
+        seed: seed of the resamples.
     """
     drawn = {name: resample_members(table, seed) for name, table in tables.items()}
     p_values = {
@@ -262,7 +257,7 @@ def compare(
 
 
 def judge(interval: Interval, adjusted_p: float, level: float) -> Verdict:
-    """Return what may be said: an interval on one side of 0 and an adjusted p below the level."""
+    """Return the verdict; a win needs an interval above 0 and an adjusted p below the level."""
     if adjusted_p < level and interval.low > 0:
         return "beats"
     if adjusted_p < level and interval.high < 0:
@@ -271,7 +266,7 @@ def judge(interval: Interval, adjusted_p: float, level: float) -> Verdict:
 
 
 def front(costs: Sequence[float], errors: Sequence[float]) -> list[int]:
-    """Return the indices of points that no other beats in both, the cheapest first."""
+    """Return the indices of the Pareto front, cheapest first."""
     order = sorted(range(len(costs)), key=lambda index: (costs[index], errors[index]))
     found: list[int] = []
     least = np.inf
