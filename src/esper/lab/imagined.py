@@ -1,8 +1,8 @@
-"""Rows without networks: seeds live by the real step and rules, measurements are made up.
+"""Rows without networks: the real lifecycle and rules, with made-up measurements.
 
-So an episode of any number of rows costs milliseconds, for measuring and for tests of whatever
-reads signals. `ImaginedRows` takes scores, contributions and interactions from its caller, so that
-a test can tell any story; `ImaginedHosts` makes them up itself. Nothing here trains.
+An episode of any number of rows takes milliseconds, for benchmarks and for tests of code that reads
+signals. `ImaginedRows` takes scores, contributions and interactions from its caller;
+`ImaginedHosts` draws them at random. Nothing here trains.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _SPARED = 0.8
 def imagined_costs(
     slots: int, seed_params: Tensor, fitting: Sequence[int], *, seed_flops: Tensor | None = None
 ) -> SlotCosts:
-    """Return the costs at slots that nothing flows through; gates are free.
+    """Return the costs of seeds at slots without networks; gates are free.
 
     Args:
-        slots: how many there are.
+        slots: number of slots.
         seed_params: int64 [B], parameters of a seed by its blueprint.
         fitting: ids of the blueprints that fit every slot.
         seed_flops: int64 [B], operations per sample of a seed by its blueprint; none by default.
@@ -76,14 +76,14 @@ def imagined_costs(
 
 
 class ImaginedEngine:
-    """An engine with nothing to train: seeds have the sizes given, and weights are empty.
+    """An engine without networks: seeds have given sizes, and there are no weights.
 
     Args:
         rows: number of rows.
         slots: slots of each row.
         host_params: parameters of every host.
         seed_params: int64 [B], parameters of a seed by its blueprint.
-        device: where the rows are remembered.
+        device: device of the rows' state.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ImaginedEngine:
             sample.to(device),
             sampled.to(device),
         )
-        """What the next epoch says; whoever imagines gradients replaces it."""
+        """The result of the next epoch; replace it to set gradients."""
 
     def sync(self, state: SlotState) -> Tensor:
         """Return the sizes of the seeds, int64 [R, S]."""
@@ -128,7 +128,7 @@ class ImaginedEngine:
 
 
 class _Imagined:
-    """Rows without networks, as their controller and a test see them."""
+    """Rows without networks: state, masks and signals."""
 
     _group: RowGroup
 
@@ -147,7 +147,7 @@ class _Imagined:
 
 
 class ImaginedRows(_Imagined):
-    """Rows whose epochs are told by the caller.
+    """Rows whose measurements the caller gives.
 
     Args:
         rows: number of rows.
@@ -199,7 +199,7 @@ class ImaginedRows(_Imagined):
         interaction: Tensor | None = None,
         rolled_back: Tensor | None = None,
     ) -> Signals:
-        """Carry out one action per row and live an epoch with these measurements.
+        """Carry out one action per row and run an epoch with these measurements.
 
         Args:
             actions: {head: int64 [R]}.
@@ -233,7 +233,7 @@ class ImaginedRows(_Imagined):
         interaction: Tensor | None,
         rolled_back: Tensor | None,
     ) -> None:
-        """Remember what the next epoch shows."""
+        """Set the measurements of the next epoch."""
 
         def over(value: Tensor | float, *shape: int) -> Tensor:
             return torch.as_tensor(value, dtype=torch.float64).expand(self.rows, *shape)
@@ -259,12 +259,12 @@ class ImaginedRows(_Imagined):
 
 
 class ImaginedHosts(_Imagined):
-    """R hosts with S slots each; `step` carries out one action per host and lives one epoch.
+    """R hosts with S slots each and random measurements.
 
     Args:
         rows: number of hosts.
         slots: slots of each.
-        seed: names the stream of made-up measurements.
+        seed: seed of the measurements.
         enabled: bool [R, S], the slots in use; all by default.
         lifecycle: the constants of a seed's life; by default seeds may blend after two epochs.
     """
@@ -305,10 +305,10 @@ class ImaginedHosts(_Imagined):
         return self._group.table.fits()
 
     def random_actions(self, prune_chance: float = 1.0) -> dict[str, Tensor]:
-        """Return one legal action per host: a uniform op, then each head uniformly.
+        """Draw one legal action per host: a uniform op, then each head uniformly.
 
-        PRUNE takes part in this share of the draws only: uniform ops prune nearly every seed
-        before it has lived.
+        PRUNE is possible in `prune_chance` of the draws only, as uniform ops would prune nearly
+        every seed early.
         """
         masks = self.masks()
         ops = masks.op.clone()
@@ -316,13 +316,13 @@ class ImaginedHosts(_Imagined):
         return self._controller.act(self.signals(), replace(masks, op=ops))
 
     def step(self, actions: Actions) -> Applied:
-        """Carry the actions out, tick, and live one epoch; return what became of them."""
+        """Carry out the actions, tick, and run one epoch; return the results of the actions."""
         applied = self._group.act(decode_actions(actions))
         self.live()
         return applied
 
     def live(self) -> None:
-        """Make up one epoch's measurements and record them."""
+        """Draw one epoch's measurements and record them."""
         learning = is_in(self.state.stage, (SeedStage.TRAINING, SeedStage.BLENDING))
         unknown = torch.full((self.rows,), math.nan, dtype=torch.float64)
         self._engine.epoch = EpochResult(unknown, self._gradients(), learning)
@@ -363,7 +363,7 @@ class ImaginedHosts(_Imagined):
 
 
 def middle_aged_hosts(rows: int, slots: int = 3, seed: int = 0, epochs: int = 30) -> ImaginedHosts:
-    """Return hosts that have acted at random for some epochs, pruning now and then."""
+    """Return hosts after some epochs of random actions, with few prunes."""
     hosts = ImaginedHosts(rows, slots, seed)
     for _ in range(epochs):
         hosts.step(hosts.random_actions(prune_chance=0.1))
@@ -371,7 +371,7 @@ def middle_aged_hosts(rows: int, slots: int = 3, seed: int = 0, epochs: int = 30
 
 
 def random_lives(rows: int, epochs: int) -> list[tuple[Signals, Masks]]:
-    """Return what hosts that act at random see, and what is legal for them, epoch by epoch."""
+    """Return signals and masks of hosts with random actions, epoch by epoch."""
     hosts, seen = ImaginedHosts(rows), []
     for _ in range(epochs):
         seen.append((hosts.signals(), hosts.masks()))
@@ -382,10 +382,10 @@ def random_lives(rows: int, epochs: int) -> list[tuple[Signals, Masks]]:
 def random_episode(
     rows: int, slots: int, steps: int, generator: torch.Generator
 ) -> tuple[Signals, list[Transition]]:
-    """Return the first signals and all transitions of random episodes with random actions.
+    """Return the first signals and all transitions of episodes with random actions.
 
-    Horizons differ between the rows, and now and then a row is rolled back; such rows live on and
-    are not active any more. Scores, contributions, interactions and the twins' scores are noise.
+    Rows have different horizons, and some are rolled back; those are stepped on but not active any
+    more. Scores, contributions, interactions and the twins' scores are noise.
     """
 
     def noise(scale: float, *shape: int) -> Tensor:
@@ -425,7 +425,7 @@ def random_episode(
 
 
 def _sparing(actions: Actions, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the actions with most prunes left out: few seeds would live long enough."""
+    """Return the actions without most prunes, so that seeds live long enough."""
     rows = len(actions["op"])
     spared = (actions["op"] == int(LifecycleOp.PRUNE)) & (
         torch.rand(rows, generator=generator) < _SPARED

@@ -1,4 +1,4 @@
-"""Measurements behind `esper bench`: what each part costs, against a reference in the same run."""
+"""Measurements of `esper bench`: timing against a reference in the same run, and its tables."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 
 from esper.leyline.records import Plain
 
-# ---- Timing: the clock of a device, and two ways of the same work taking turns
+# ---- Timing: two implementations of the same work, measured in turns
 
 
 Work = Callable[[], object]
 
 
 class Seconds(NamedTuple):
-    """What a call took, by the wall clock and by the time of the thread itself."""
+    """Duration of a call: wall-clock time, and CPU time of the thread."""
 
     wall: float
     cpu: float
@@ -27,24 +27,24 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Plain):
-    """Two ways of the same work, timed by turns; ratios say how many times faster the first is."""
+    """Two implementations of the same work, timed in turns; ratios are speed-ups of the first."""
 
     work: str
     """`step`, `plain_step`, `update` or `captured_step`."""
     reference: str
-    """What it was compared with."""
+    """Name of the reference."""
     esper_ms: float
     reference_ms: float
     ratio: float
-    """The median of the ratios of neighbours, by the wall clock."""
+    """Median of the ratios of neighbouring turns, by wall-clock time."""
     least_ratio: float
     greatest_ratio: float
     cpu_ratio: float
-    """The same median by the time of the thread itself; on a GPU that is the launching alone."""
+    """The same median by CPU time; on a GPU that is only the launching."""
 
 
 def now(device: torch.device) -> float:
-    """Return the time once the device has done what it was given."""
+    """Return the time after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -59,7 +59,7 @@ def take_turns(
     reference_calls: int = 1,
     device: str = "cpu",
 ) -> list[tuple[Seconds, Seconds]]:
-    """Return what one call of each took in every round; several calls may be timed together."""
+    """Return the duration of one call of each in every round; several calls are timed together."""
     where = torch.device(device)
 
     def timed(work: Work, calls: int) -> Seconds:
@@ -68,7 +68,7 @@ def take_turns(
             work()
         return Seconds((now(where) - wall) / calls, (time.thread_time() - own) / calls)
 
-    # The first turn only warms up.
+    # The first turn is a warm-up.
     turns = range(rounds + 1)
     return [(timed(ours, calls), timed(reference, reference_calls)) for _ in turns][1:]
 
@@ -83,7 +83,7 @@ def compare(
     calls: int = 1,
     device: str = "cpu",
 ) -> Comparison:
-    """Let both take turns and say how many times faster the first is."""
+    """Time both in turns, and return the speed-up of the first."""
     pairs = take_turns(
         ours, reference, rounds=rounds, calls=calls, reference_calls=calls, device=device
     )
@@ -100,11 +100,11 @@ def compare(
     )
 
 
-# ---- The tables of `esper bench`: which columns a target shows, and how each value is written
+# ---- The tables of `esper bench`
 
 
 Column = tuple[str, str, Callable[[Any], str]]
-"""Heading, the key of a result, and how its value is written."""
+"""Heading, key of a result, and format of its value."""
 
 _CASE: tuple[Column, ...] = (
     ("task", "task", str),

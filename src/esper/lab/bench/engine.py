@@ -1,9 +1,9 @@
-"""How fast a population lives: rates, phases, memory, and its share of the device's own speed.
+"""Throughput of a population: rates, phases, memory, and its share of the device's peak.
 
-Rows are given seeds in about half of their slots (every blueprint and style, blending, fossilized
-or in training) and live through whole steps: train, validate with all ablations, act. Data are
-random bytes in the shape of the task's: throughput does not depend on what they show. Nothing here
-prints; `esper bench` and `benchmarks/engine.py` show the results.
+Rows have seeds in about half of their slots (every blueprint and style; blending, fossilized or in
+training) and run whole steps: train, validate with all ablations, act. Data are random bytes in the
+shape of the task's, as throughput does not depend on the contents. `esper bench` and
+`benchmarks/engine.py` print the results.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from esper.utils.process import Pending
 from esper.utils.randomness import generator
 
 WIDE = "cifar_wide"
-"""Name, for measurements alone, of the CIFAR task with a 3-block 32-64-128 host."""
+"""Name of the CIFAR task with a 3-block 32-64-128 host, for measurements only."""
 
 RANDOM_SAMPLES = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is measured."""
+    """One measurement."""
 
     task: str
     strategy: Strategy
@@ -53,18 +53,18 @@ class Case:
     samples: int | None = None
     """Samples in one epoch; the task's by default."""
     steps: int = 3
-    """Steps that are timed, after those that warm up."""
+    """Timed steps, after the warm-up."""
     has_seeds: bool = True
-    """Whether seeds grow in about half of the slots, or in none."""
+    """Whether about half of the slots have seeds, or none."""
     warm_up: int = 0
-    """Steps before those that are timed, on the CPU; a CUDA device always has two."""
+    """Warm-up steps on the CPU; a CUDA device always has two."""
     first_row: int = 0
-    """Number of the first row: a row has the same weights, seeds and batches in every case."""
+    """Number of the first row; a row has the same weights, seeds and batches in every case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput(Plain):
-    """What was measured; times are means over the steps."""
+    """Results of a measurement; times are means over the steps."""
 
     task: str
     strategy: Strategy
@@ -82,30 +82,30 @@ class Throughput(Plain):
     other_s: float
     """Acting, lifecycle, statistics, governor and signals.
 
-    On a device phases overlap. The three are of steps in which each is waited for, so together
-    they are longer than a step.
+    On a GPU phases overlap. These three times are of steps that wait for each phase, so their sum
+    is longer than a step.
     """
     captures: int
-    """Step graphs captured, warm-up included."""
+    """Number of captured step graphs, warm-up included."""
     memory_gib: float | None
     """Most device memory held at once; None on the CPU."""
     tflops: float
-    """Arithmetic of hosts and seeds, 10^12 operations per second."""
+    """10^12 operations of hosts and seeds per second."""
     matmul_share: float
-    """The same as a share of what the device reaches in a large matrix product."""
+    """The same as a share of the device's rate in a large matrix product."""
 
 
 def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = None) -> Throughput:
-    """Run a case and return its rates; `matmul_rate` in operations per second is measured if None.
+    """Run a case and return its rates; `matmul_rate`, operations per second, is measured if None.
 
-    On the CPU one thread is used, as everywhere.
+    On the CPU it uses one thread.
     """
     task = measured_task(case.task, case.batch_size, case.samples)
     data = random_data(task)
     population = grown_population(task, data, case, device)
     where = population.device
     try:
-        # The first steps on a device load kernels, choose algorithms and fill the allocator.
+        # The first steps on a GPU load kernels, choose algorithms and fill the allocator.
         _live_steps(population, 2 if where.type == "cuda" else case.warm_up)
         if where.type == "cuda":
             torch.cuda.reset_peak_memory_stats(where)
@@ -145,7 +145,7 @@ def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = Non
 
 
 def _live_steps(population: Population, steps: int) -> float:
-    """Live through some steps in which nobody acts, and return their seconds."""
+    """Run some steps without actions, and return their duration in seconds."""
     waiting, started = placeholder_actions(population.rows), now(population.device)
     for _ in range(steps):
         population.step(waiting)
@@ -161,10 +161,10 @@ def make_cases(
     reference: Mapping[str, Any] | None,
     **shared: Any,
 ) -> list[Case]:
-    """Return what to measure: of every task its rows one after another, then everything asked for.
+    """Return the cases: for every task the sequential reference, then all combinations.
 
-    `reference` holds what differs in the rows one after another; None leaves them out. An unknown
-    task is refused before anything is measured.
+    `reference` has the settings of the sequential reference; None leaves it out. An unknown task
+    raises before anything is measured.
     """
     cases = []
     for task in tasks:
@@ -182,7 +182,7 @@ def make_cases(
 
 
 def ratios(results: Sequence[Throughput]) -> list[float | None]:
-    """Return how many times faster each is per row than the same task's rows one after another."""
+    """Return the speed-up per row over the sequential rows of the same task."""
     reference = {
         result.task: result.row_ms
         for result in reversed(results)
@@ -195,7 +195,7 @@ def ratios(results: Sequence[Throughput]) -> list[float | None]:
 
 
 def measured_task(name: str, batch_size: int | None = None, samples: int | None = None) -> Task:
-    """Return a task by name, `WIDE` included, with other batches or a shorter epoch."""
+    """Return a task by name, also `WIDE`, with another batch size or a shorter epoch."""
     changes: dict[str, Any] = {}
     if batch_size is not None:
         changes["batch_size"] = batch_size
@@ -207,7 +207,7 @@ def measured_task(name: str, batch_size: int | None = None, samples: int | None 
 
 
 def random_data(task: Task, samples: int = RANDOM_SAMPLES) -> TaskData:
-    """Return random samples and targets of a task's shape."""
+    """Return random samples and targets in the shape of a task's."""
     rng, config = np.random.default_rng(0), task.config
     shape, y = config.input_shape, None
     if config.objective == "language":
@@ -227,7 +227,7 @@ def random_data(task: Task, samples: int = RANDOM_SAMPLES) -> TaskData:
 
 
 def grown_population(task: Task, data: TaskData, case: Case, device: str = "auto") -> Population:
-    """Return a population as the case wants it, before its first step."""
+    """Return the population of a case, before its first step."""
     population = Population(
         task,
         case.rows,
@@ -245,7 +245,7 @@ def grown_population(task: Task, data: TaskData, case: Case, device: str = "auto
 
 
 def half_grown(group: TaskGroup) -> SlotState:
-    """Return the group's state with seeds in about half of its slots, drawn for every row."""
+    """Return the group's state with random seeds in about half of its slots."""
     stages = (SeedStage.BLENDING, SeedStage.BLENDING, SeedStage.FOSSILIZED, SeedStage.TRAINING)
     shape, fits = group.state.stage.shape, group.table.fits()
     chosen = torch.zeros(shape, dtype=torch.bool)
@@ -291,10 +291,10 @@ def measure_matmul(
 
 
 class PhaseClock:
-    """Times the phases of an engine, its `train` and `measure`, and waits for the end of each."""
+    """Times `train` and `measure` of an engine, waiting for the device after each."""
 
     def __init__(self, engine: EvaluatedEngine, device: torch.device) -> None:
-        """Wrap the engine's two methods; times include what the device was given."""
+        """Wrap the engine's two methods."""
         self._engine = engine
         self.train_s = self.validate_s = 0.0
         train, measure = engine.train, engine.measure
@@ -316,5 +316,5 @@ class PhaseClock:
 
     @property
     def captures(self) -> int:
-        """Step graphs captured so far."""
+        """Number of step graphs captured so far."""
         return int(getattr(self._engine, "captures", 0))

@@ -1,8 +1,8 @@
-"""How fast the policy acts and learns, against a reference in the same run.
+"""Speed of acting and learning of the policy, against a reference in the same run.
 
-`PolicyWork` is the policy as it is used: a rollout step from packed weights or a CUDA graph, and
-the forward and backward pass of one update over whole episodes. What it is compared with does the
-same two things: `PlainWork` step by step with the same network, `RecurrentPPOWork` by sb3-contrib.
+`PolicyWork` measures the policy as it is used: a rollout step from packed weights or a CUDA graph,
+and the forward and backward pass of one update over whole episodes. The references do the same:
+`PlainWork` step by step with the same network, `RecurrentPPOWork` by sb3-contrib.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from esper.tamiyo.policy.reference import plain_reports
 from esper.utils.process import choose_device
 
 Situation = tuple[Signals, Masks]
-"""What all rows see at one step."""
+"""Signals and masks of all rows at one step."""
 
 _STEPS_TOGETHER = 40
-"""Rollout steps timed together: one alone is too short for the clock."""
+"""Rollout steps timed together, because one is too short to time."""
 _CLIP, _VALUE_WEIGHT, _ENTROPY_WEIGHT = 0.2, 0.5, 0.01
 
 
 class Work(Protocol):
-    """A policy at work on rows of episodes."""
+    """A policy that acts in rows of episodes and learns from them."""
 
     name: str
     parameters: int
 
     def step(self) -> None:
-        """Decide one step of all rows."""
+        """Choose the actions of all rows at one step."""
 
     def update(self) -> None:
         """Run the forward and backward pass of one update over the whole batch."""
 
 
 class PolicyWork:
-    """The policy of this package on episodes that were lived.
+    """Esper's policy on recorded episodes.
 
     Args:
-        situations: what the rows saw, one entry per step.
+        situations: signals and masks of the rows, one entry per step.
         hidden: width of the network.
         device: where it runs.
     """
@@ -69,7 +69,7 @@ class PolicyWork:
     name = "esper"
 
     def __init__(self, situations: Sequence[Situation], hidden: int, device: str = "cpu") -> None:
-        """Act through the episodes once; the actions taken are what an update scores."""
+        """Act through the episodes once; the update scores these actions."""
         signals = situations[0][0]
         self.rows, self.steps = signals.rows, len(situations)
         self.hidden, self.device = hidden, device
@@ -96,16 +96,16 @@ class PolicyWork:
         self._fast = rollout_step(self.policy, self.rows)
 
     def step(self) -> None:
-        """Decide the last step from packed weights, or on a GPU from a captured graph."""
+        """Choose the last step's actions from packed weights, or on a GPU by a captured graph."""
         masks, memory = self.now
         self._fast(self.states[:, -1], masks, self.blueprints[:, -1], hidden=memory)
 
     def plain_step(self) -> None:
-        """Decide the last step by `get_action`."""
+        """Choose the last step's actions by `get_action`."""
         self._act(-1, *self.now)
 
     def update(self) -> None:
-        """Score all episodes in one call, and go back."""
+        """Score all episodes in one call, and run the backward pass."""
         self.policy.zero_grad()
         scores = self.policy.score(
             self.states, self.blueprints, self.actions, self.masks, with_baseline=False
@@ -125,11 +125,11 @@ class PolicyWork:
 
 
 PLAIN_STEPS = "plain steps"
-"""Name of the reference that needs nothing installed: the same network, one step at a time."""
+"""Name of the reference without further packages: the same network, one step at a time."""
 
 
 class PlainWork:
-    """The same network without any of the fast ways: `get_action`, and scoring step by step."""
+    """The same network without optimisations: `get_action`, and scoring step by step."""
 
     name = PLAIN_STEPS
 
@@ -139,11 +139,11 @@ class PlainWork:
         self.parameters = work.parameters
 
     def step(self) -> None:
-        """Decide one step by `get_action`."""
+        """Choose the actions of one step by `get_action`."""
         self._work.plain_step()
 
     def update(self) -> None:
-        """Score one step of all rows after another, and go back."""
+        """Score the episodes step by step, and run the backward pass."""
         work = self._work
         work.policy.zero_grad()
         scores = score_by_steps(
@@ -166,7 +166,7 @@ def score_by_steps(
     actions: Tensor,
     masks: Tensor,
 ) -> Scores:
-    """Return what `score` says of whole episodes, without the baseline, one step after another."""
+    """Return the scores of whole episodes, without the baseline, computed step by step."""
     hidden, steps = None, []
     for at in range(states.shape[1]):
         here = (each[:, at : at + 1] for each in (states, blueprint_indices, actions, masks))
@@ -181,7 +181,7 @@ def score_by_steps(
 
 
 def compare_policies(ours: PolicyWork, reference: Work, *, rounds: int) -> list[Comparison]:
-    """Return how step and update compare, and the plain step where the reference is another."""
+    """Compare step and update, and the plain step unless the reference is `PlainWork`."""
     pairs: dict[str, tuple[Callable[[], None], Callable[[], None], int]] = {
         "step": (ours.step, reference.step, _STEPS_TOGETHER),
         "plain_step": (ours.plain_step, reference.step, _STEPS_TOGETHER),
@@ -204,7 +204,7 @@ def compare_policies(ours: PolicyWork, reference: Work, *, rounds: int) -> list[
 
 
 def compare_captured(ours: PolicyWork, *, rounds: int) -> Comparison:
-    """Return how a step from a CUDA graph compares with `get_action`, masks prepared for both."""
+    """Compare a step by a CUDA graph with `get_action`, with masks prepared for both."""
     masks, hidden = ours.now
     rows = ours.rows
     state, blueprints = ours.states[:, -1], ours.blueprints[:, -1]
@@ -221,7 +221,7 @@ def compare_captured(ours: PolicyWork, *, rounds: int) -> Comparison:
     )
 
 
-# ---- What an observation costs: all rows together against the readable reference, row by row
+# ---- Time of an observation: all rows together, against the readable reference row by row
 
 
 _CALLS = 20
@@ -230,22 +230,22 @@ _CALLS = 20
 
 @dataclass(frozen=True, slots=True)
 class ExtractionTiming:
-    """What one observation costs."""
+    """Time of one observation."""
 
     rows: int
     slots: int
     occupied: float
-    """Share of slots that hold a record; an empty slot costs the reference next to nothing."""
+    """Share of slots with a seed; an empty slot costs the reference almost nothing."""
     extraction_us: float
     """Microseconds per row, of all rows together."""
     reference_us: float
     """Microseconds per row, one by one from plain floats."""
     ratio: float
-    """How many times faster; the median over the turns."""
+    """Speed-up, the median over the turns."""
 
 
 def time_extraction(signals: Signals, turns: int) -> ExtractionTiming:
-    """Time both ways to the observation of these signals."""
+    """Time both implementations on these signals."""
     slots = SlotConfig.of(signals.num_slots)
     reports = plain_reports(signals, slots)
     pairs = take_turns(
@@ -265,10 +265,7 @@ def time_extraction(signals: Signals, turns: int) -> ExtractionTiming:
     )
 
 
-# ---- How fast a whole round of training is: twins, episodes and update of a recipe, on real data
-
-
-# ---- Rows of several architectures against as many of one: what it costs that a round is a family
+# ---- Rows of several architectures against as many rows of one: the cost of a family
 
 
 CHANNELS = ((2, 4, 4), (4, 8, 8), (6, 8), (8, 8))
@@ -286,17 +283,17 @@ def measure_family(
     rounds: int = 2,
     steps: int = 8,
 ) -> dict[str, Any]:
-    """Let all populations take turns; return their times and the ratio.
+    """Time a population of a family and one of each host in turns; return times and ratio.
 
     Args:
-        task: whose data and settings hosts have.
-        rows: of every population; 16 on a CPU and 256 on a device by default.
-        device: where.
+        task: task with the data and settings of the hosts.
+        rows: rows of every population; by default 16 on a CPU and 256 on a GPU.
+        device: where rows run.
         strategy: how rows run.
         use_bf16: run hosts in BF16.
-        samples: of an epoch; the task's by default.
-        rounds: how many, the first of which is not timed.
-        steps: of every round.
+        samples: samples of an epoch; the task's by default.
+        rounds: number of rounds; the first is not timed.
+        steps: steps of every round.
     """
     here = choose_device(device)
     rows = rows or (16 if here.type == "cpu" else 256)
@@ -373,7 +370,7 @@ def make_tasks(
     number: int,
     samples: int | None = None,
 ) -> list[Task]:
-    """Return the tasks of a round: every host under conditions that the round's number draws."""
+    """Return the tasks of a round: every host under conditions that depend on the round."""
     base = get_task(name)
     options = base.config.host_options
     assert isinstance(options, CnnConfig), "hosts of this benchmark are convolutional"
@@ -394,24 +391,24 @@ def make_tasks(
 
 @dataclass(frozen=True, slots=True)
 class RoundRate:
-    """What a round of a recipe takes; medians over the rounds that were timed."""
+    """Times of a round of a recipe; medians over the timed rounds."""
 
     recipe: str
     rows: int
     rounds: int
     first_s: float
-    """The first round, which compiles and captures what the others use."""
+    """The first round, which compiles and captures graphs for the others."""
     round_s: float
     twins_s: float
-    """Twins by themselves; on a device those of the next round are trained beside the episodes."""
+    """Training of twins alone; on a GPU those of the next round train beside the episodes."""
     episodes_s: float
     update_s: float
     images: int
-    """Samples that rows and twins learn from in a round."""
+    """Training samples of rows and twins in a round."""
 
     @property
     def images_per_s(self) -> float:
-        """Samples learned from in a second of a round."""
+        """Training samples per second."""
         return self.images / self.round_s
 
     def to_mapping(self) -> dict[str, Any]:
@@ -422,15 +419,15 @@ class RoundRate:
 def measure_rounds(
     recipe: str, rounds: int, device: str = "auto", rows: int | None = None
 ) -> RoundRate:
-    """Train for some rounds after a first one; every round trains its own twins.
+    """Train some rounds after a first one, and return their times; every round trains twins.
 
     Args:
-        recipe: name of the recipe; its data must be there.
-        rounds: how many are timed.
-        device: where.
-        rows: episodes side by side; the recipe's by default.
+        recipe: name of the recipe; its data must be available.
+        rounds: number of timed rounds.
+        device: where it runs.
+        rows: parallel episodes; the recipe's by default.
     """
-    # There is one round more than are played, whose twins the last of them may train.
+    # One round more than are played, so that the last one also trains twins of the next.
     config = get_recipe(recipe).replace(
         device=choose_device(device).type, rounds=rounds + 2, evaluate_every=0, twin_rounds=1
     )
@@ -465,7 +462,7 @@ def measure_rounds(
 
 
 def count_images(trainer: Trainer) -> int:
-    """Return how many samples the rows of a round learn from, and their twins."""
+    """Return the number of training samples of the rows of a round and their twins."""
     source, config = trainer.row_source, trainer.config
     assert isinstance(source, TaskRows), "a recipe trains on tasks"
     groups = {group.label: group.task for group in source.groups(0, 0)}

@@ -1,9 +1,9 @@
-"""How fast a whole PPO update is, against a reference in the same run.
+"""Speed of a whole PPO update, against a reference in the same run.
 
-Everything an update does is in the time: advantages, the reference log-probabilities, all passes
-with their steps, and every diagnostic. What the reference does not have is off: the KL limit, which
-would end an update early, and imitation. `find_update_reference` says what it is compared with:
-sb3-contrib's `RecurrentPPO.train`, or the same update with its episodes scored step by step.
+The time includes advantages, reference log-probabilities, all passes with their steps, and all
+diagnostics. The KL limit, which would end an update early, and imitation are off, as the reference
+has neither. The reference (`find_update_reference`) is sb3-contrib's `RecurrentPPO.train`, or the
+same update with its episodes scored step by step.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.policy.action_masks import available_heads
 from esper.tamiyo.policy.features import batch_obs_to_features
 
-# ---- The named reference: sb3-contrib's `RecurrentPPO`, set up to do the policy's work
+# ---- The reference: sb3-contrib's `RecurrentPPO` at the same size
 
 
 _INSTALL = "pip install 'esper-grow[bench]'"
 
 
 def find_reference(ours: PolicyWork) -> tuple[Work, str]:
-    """Return what to compare with: the named reference, or without it the policy's plain steps.
+    """Return the reference: sb3-contrib, or the policy's plain steps if it is not installed.
 
-    The second is empty, or one line that says what was left out and how to get it.
+    The second value is a line on what was left out and how to install it, or empty.
     """
     try:
         return build_reference(ours), ""
@@ -59,7 +59,7 @@ def find_reference(ours: PolicyWork) -> tuple[Work, str]:
 
 
 class Sized(Protocol):
-    """Work that says how large it is."""
+    """Work with known sizes."""
 
     rows: int
     steps: int
@@ -70,23 +70,26 @@ class Sized(Protocol):
 
 
 def build_reference(ours: Sized) -> RecurrentPPOWork:
-    """Return the named reference at the size of this work.
+    """Return `RecurrentPPO` at the size of this work.
 
     Raises:
         ModuleNotFoundError: sb3-contrib is not installed.
-        UsageError: The reference would be of another size.
+        UsageError: The reference would have a different size.
     """
     work = RecurrentPPOWork(
         ours.rows, ours.steps, ours.hidden, inputs=ours.inputs, device=ours.device
     )
     share = work.parameters / ours.parameters
     if not 0.9 < share < 1.1:
-        raise UsageError(f"the reference has {share:.2f} times the parameters; that is not fair")
+        raise UsageError(
+            f"the reference has {share:.2f} times the parameters, outside 0.9 to 1.1; use another "
+            "width"
+        )
     return work
 
 
 def tell_left_out(error: ModuleNotFoundError) -> str:
-    """Return one line: what was left out because of this, and how to get it."""
+    """Return a line on what was left out, and how to install it."""
     return (
         f"left out: sb3-contrib's RecurrentPPO, because {error.name} is not installed "
         f"({_INSTALL}); compared with {PLAIN_STEPS} of the same network instead"
@@ -94,7 +97,7 @@ def tell_left_out(error: ModuleNotFoundError) -> str:
 
 
 class RecurrentPPOWork:
-    """RecurrentPPO at work on made-up episodes.
+    """RecurrentPPO on random episodes.
 
     Args:
         rows: environments.
@@ -136,7 +139,7 @@ class RecurrentPPOWork:
         self._starts = torch.zeros(rows).to(device)
 
     def step(self) -> None:
-        """Decide one step of all rows."""
+        """Choose the actions of all rows at one step."""
         with torch.no_grad():
             self._policy(self._observations, self._memory, self._starts)
 
@@ -153,9 +156,9 @@ class RecurrentPPOWork:
         ppo_losses(ratio, batch.advantages, errors, entropy)[mask].mean().backward()
 
     def train(self, epochs: int, minibatches: int) -> None:
-        """Run `RecurrentPPO.train` itself: a whole update of this many passes and minibatches."""
+        """Run `RecurrentPPO.train`: an update of this many passes and minibatches."""
         self._model.n_epochs = epochs
-        # Rounded up: what is left over would be one more minibatch.
+        # Rounded up, as a remainder would be one more minibatch.
         self._model.batch_size = math.ceil(self._size / minibatches)
         self._model.train()
 
@@ -192,7 +195,7 @@ def _build(rows: int, steps: int, hidden: int, inputs: int, device: str) -> tupl
             observation = self.draws.standard_normal(inputs, np.float32)
             return observation, float(self.draws.standard_normal()), self.at >= steps, False, {}
 
-    # Chosen so that the parameters match at every width.
+    # Chosen so that the number of parameters matches at every width.
     actor = [2 * hidden, 700 * hidden // 512]
     environments = DummyVecEnv([Episode] * rows)
     model = RecurrentPPO(
@@ -214,13 +217,13 @@ def _build(rows: int, steps: int, hidden: int, inputs: int, device: str) -> tupl
 
 
 class UpdateWork:
-    """One agent and one round of episodes that were lived; rewards are noise.
+    """An agent and a round of recorded episodes; rewards are noise.
 
     Args:
-        situations: what the rows saw, one entry per step.
+        situations: signals and masks of the rows, one entry per step.
         hidden: width of the network.
         epochs: passes of an update.
-        minibatches: minibatches of a pass; rows are split, so there are at most as many.
+        minibatches: minibatches of a pass, at most as many as rows.
         device: where it learns.
     """
 
@@ -233,7 +236,7 @@ class UpdateWork:
         minibatches: int,
         device: str = "cpu",
     ) -> None:
-        """Act through the episodes once and keep the round."""
+        """Act through the episodes once to fill the buffer."""
         signals = situations[0][0]
         rows, steps, slots = signals.rows, len(situations), signals.num_slots
         if minibatches > rows:
@@ -262,7 +265,7 @@ class UpdateWork:
         agent.update(self.buffer, progress=0.5, paid_off=0.5, round=0)
 
     def plain_agent(self) -> PPOAgent:
-        """Return an agent of the same weights that scores one step after another."""
+        """Return an agent with the same weights that scores step by step."""
         network = _PlainNetwork.from_config(self.agent.network.config)
         network.load_state_dict(self.agent.network.state_dict())
         policy = replace(self.agent.policy, network=network)
@@ -299,18 +302,18 @@ class UpdateWork:
 
 
 class _PlainNetwork(FactoredRecurrentActorCriticV2):
-    """The same network, whose episodes are scored one step of all rows after another."""
+    """The same network, with episodes scored step by step."""
 
     def score(self, *inputs: Any, with_baseline: bool = False, **others: Any) -> Scores:
-        """Score as an update asks for it: whole episodes from an empty memory."""
+        """Score whole episodes from an initial state, as an update does."""
         if with_baseline or others:
-            raise UsageError("plain steps are scored without a baseline and from an empty memory")
+            raise UsageError("plain steps take no baseline and no other arguments")
         return score_by_steps(super().score, *inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateReference:
-    """What an update is compared with."""
+    """The reference of an update."""
 
     name: str
     parameters: int
@@ -320,11 +323,11 @@ class UpdateReference:
 def find_update_reference(ours: UpdateWork) -> tuple[UpdateReference, str]:
     """Return `RecurrentPPO.train`, or without sb3-contrib the same update by plain steps.
 
-    Both make the same passes over as many steps in as many minibatches. The second is empty, or one
-    line that says what was left out and how to get it.
+    Both make the same number of passes and minibatches over as many steps. The second value is a
+    line on what was left out and how to install it, or empty.
 
     Raises:
-        UsageError: The reference is of another size.
+        UsageError: The reference has a different size.
     """
     try:
         work = build_reference(ours)
@@ -336,7 +339,7 @@ def find_update_reference(ours: UpdateWork) -> tuple[UpdateReference, str]:
 
 
 def compare_updates(ours: UpdateWork, reference: UpdateReference, *, rounds: int) -> Comparison:
-    """Return how an update compares with that of the reference."""
+    """Compare an update with that of the reference."""
     return compare(
         "update",
         ours.update,
