@@ -42,7 +42,7 @@ def test_log_ratios_are_paired_with_the_waiting_network_of_the_same_seed() -> No
 
 def test_other_seeds_are_no_pairs() -> None:
     results = [result("wait", "m", errors=[0.4]), result("a", "m", errors=[0.2], seeds=[5])]
-    with pytest.raises(UsageError, match="other seeds"):
+    with pytest.raises(UsageError, match="different seeds"):
         read_table(results, "wait")
 
 
@@ -175,7 +175,7 @@ def test_a_contextual_rule_waits_where_nothing_helps_and_survives_its_file() -> 
     assert rule.schedule({"label_noise": 5.0, "slots": 3.0}) == ()
     again = ContextualRule.from_mapping(rule.to_mapping(), "a file")
     assert again == rule
-    with pytest.raises(UsageError, match="asks for slots"):
+    with pytest.raises(UsageError, match="needs the descriptors slots"):
         again.choose({"label_noise": 5.0})
     with pytest.raises(UsageError, match="holds no contextual schedule"):
         ContextualRule.from_mapping([], "a file")

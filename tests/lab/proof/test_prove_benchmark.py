@@ -42,7 +42,7 @@ def test_an_entry_changes_nothing_that_counts() -> None:
     ):
         with pytest.raises(UsageError, match="fixes members, seeds, limits"):
             check_entry(changed)
-    with pytest.raises(UsageError, match="add random"):
+    with pytest.raises(UsageError, match="add the arms random"):
         check_entry(config.replace(arms=tuple(arm for arm in config.arms if arm != "random")))
     with pytest.raises(UnknownNameError, match="did you mean 'digits-v1'"):
         get_benchmark("digit-v1")

@@ -202,7 +202,7 @@ def test_sparse_pays_nothing_before_the_end_and_then_for_what_stays() -> None:
 
 
 def test_a_reward_that_is_all_terminal_cannot_do_without() -> None:
-    with pytest.raises(ConfigError, match="disable_terminal_reward means nothing"):
+    with pytest.raises(ConfigError, match="has no ablation disable_terminal_reward"):
         make_reward(RewardConfig(mode="sparse", disable_terminal_reward=True))
 
 

@@ -31,7 +31,7 @@ def constants(config: Config, prefix: str = "") -> dict[str, object]:
 
 def test_the_rewards_gamma_must_be_the_learners() -> None:
     check_gamma(RewardConfig(), 0.995)
-    with pytest.raises(ConfigError, match=r"reward\.gamma is 0\.995, ppo\.gamma is 0\.99;"):
+    with pytest.raises(ConfigError, match=r"reward\.gamma is 0\.995 and ppo\.gamma is 0\.99;"):
         check_gamma(RewardConfig(), 0.99)
 
 

@@ -296,7 +296,7 @@ def test_a_missing_twin_is_refused_once_it_is_needed() -> None:
     assert float(story.wait().total) == 0.0
     story.germinate()
     story.advance()
-    with pytest.raises(UsageError, match=r"no score in rows \[0\]"):
+    with pytest.raises(UsageError, match=r"rows \[0\] have no twin score"):
         story.advance()
 
 
