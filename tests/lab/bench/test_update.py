@@ -55,7 +55,7 @@ def test_both_make_the_same_passes_and_minibatches(monkeypatch: pytest.MonkeyPat
     assert asked == [(2, 2)] * 3
     assert found.reference == "another"
     Reference.parameters = 2 * work.parameters
-    with pytest.raises(UsageError, match="not fair"):
+    with pytest.raises(UsageError, match="times the parameters"):
         find_update_reference(work)
 
 
