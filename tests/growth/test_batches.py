@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.growth.batches import Moved, Windows, check_batches, count_samples, read_batch
+from esper.growth.batches import DeviceBatches, Windows, check_batches, count_samples, read_batch
 from esper.leyline.errors import UsageError
 
 X, Z, Y = torch.ones(2, 3), torch.zeros(2, 4), torch.tensor([0, 1])
@@ -41,7 +41,7 @@ def test_batches_are_pairs_several_inputs_or_dicts_with_labels() -> None:
 )
 def test_other_batches_are_refused_in_one_line(batch: Any, words: str) -> None:
     with pytest.raises(UsageError) as error:
-        list(Moved([batch], torch.device("cpu")))
+        list(DeviceBatches([batch], torch.device("cpu")))
     assert words in str(error.value)
 
 

@@ -83,7 +83,7 @@ def read_batch(batch: Any, *, keeps_label: bool = False) -> tuple[Any, Any]:
     return (inputs[0] if len(inputs) == 1 else tuple(inputs)), targets
 
 
-class Moved:
+class DeviceBatches:
     """Batches read into (inputs, targets) and moved to a device.
 
     Args:
@@ -126,12 +126,9 @@ class Moved:
                     return
                 inputs, targets = read_batch(batch, keeps_label=self._keeps_label)
                 self._read = inputs, targets
-                moved = self._moved(inputs), self._moved(targets)
+                moved = map_tensors(inputs, self._move), map_tensors(targets, self._move)
             yield moved
             self._number, self._read = self._number + 1, None
-
-    def _moved(self, value: Any) -> Any:
-        return map_tensors(value, self._move)
 
     def _move(self, tensor: Tensor) -> Tensor:
         if tensor.is_meta:
@@ -222,15 +219,13 @@ def check_batches(name: str, batches: Any) -> None:
         if name == "train":
             advice += ", or write decide_every=N to decide every N steps of one pass"
         raise UsageError(f"{name} is an iterator, which can be read only once; {advice}")
-    if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
-        is_indexed = hasattr(batches, "__getitem__") and hasattr(batches, "__len__")
-        if isinstance(batches, Tensor | str | Mapping) or not is_indexed:
-            raise UsageError(
-                f"{name} must be an iterable of batches, such as a DataLoader, got a "
-                f"{type(batches).__name__}"
-            )
+    kind = type(batches).__name__
+    is_wrong = isinstance(batches, Tensor | str | Mapping)
+    if not is_wrong and not isinstance(batches, Iterable) and hasattr(batches, "__getitem__"):
+        raise UsageError(f"{name} is a {kind} of single samples; wrap it in a DataLoader")
+    if is_wrong or not isinstance(batches, Iterable):
         raise UsageError(
-            f"{name} is a {type(batches).__name__} of single samples; wrap it in a DataLoader"
+            f"{name} must be an iterable of batches, such as a DataLoader, got a {kind}"
         )
 
 

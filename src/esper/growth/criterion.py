@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.growth.batches import Batches, Moved, explaining, label_of
+from esper.growth.batches import Batches, DeviceBatches, explaining, label_of
 from esper.kasmina.evaluation import BatchEvaluator, Objective, apply_objective
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.probe import call_arguments, map_tensors, shapes_of, tensors_in, trying
@@ -409,7 +409,7 @@ _OWN_LOSSES: tuple[tuple[nn.Module, Callable[[Any, Tensor], tuple[Tensor, Tensor
 class OwnersEvaluator(BatchEvaluator):
     """Measures on the user's batches; an error in the user's code says which batch failed."""
 
-    _batches: Moved
+    _batches: DeviceBatches
 
     def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
@@ -418,7 +418,7 @@ class OwnersEvaluator(BatchEvaluator):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class FoundCriterion:
     """How a model is judged, and whether it is given the labels for that."""
 
     criterion: Criterion
@@ -451,15 +451,17 @@ class Judged:
             name: name of the batches in errors.
             precision: context in which the network runs, such as autocast.
         """
-        moved = Moved(batches, device, keeps_label=self.is_measured_with_labels, name=name)
+        moved = DeviceBatches(batches, device, keeps_label=self.is_measured_with_labels, name=name)
         return OwnersEvaluator(moved, self.criterion.per_sample, precision=precision)
 
 
-def find_criterion(model: nn.Module, loss: Loss | None, batch: Any, device: torch.device) -> Judged:
+def find_criterion(
+    model: nn.Module, loss: Loss | None, batch: Any, device: torch.device
+) -> FoundCriterion:
     """Return how a model is judged; without a loss by its own, else by classification."""
     if isinstance(loss, nn.Module):
         loss = loss.to(device)
-    inputs, targets = next(iter(Moved([batch], device)))
+    inputs, targets = next(iter(DeviceBatches([batch], device)))
     label = label_of(batch)
     is_possible = label in inspect.signature(model.forward).parameters
     if loss == OWN and not is_possible:
@@ -468,16 +470,16 @@ def find_criterion(model: nn.Module, loss: Loss | None, batch: Any, device: torc
             "are dicts with labels"
         )
     if is_possible and (loss is None or loss == OWN):
-        labelled = next(iter(Moved([batch], device, keeps_label=True)))[0]
+        labelled = next(iter(DeviceBatches([batch], device, keeps_label=True)))[0]
         outputs = outputs_of(model, labelled)
         if loss == OWN or own_loss_of(outputs) is not None:
             own = _own_criterion(outputs, targets)
             chance = guessing_loss(own, outputs, targets)
-            return Judged(own, True, not _does_without(model, inputs), chance)
+            return FoundCriterion(own, True, not _does_without(model, inputs), chance)
     outputs = outputs_of(model, inputs)
     chosen = "classification" if loss is None else loss
     criterion = make_criterion(chosen, outputs, targets)
-    return Judged(criterion, False, False, guessing_loss(criterion, outputs, targets))
+    return FoundCriterion(criterion, False, False, guessing_loss(criterion, outputs, targets))
 
 
 def outputs_of(model: nn.Module, inputs: Any) -> Any:

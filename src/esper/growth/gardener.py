@@ -46,7 +46,7 @@ from esper.leyline.rules import why_full
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import make_controller
 
-MOST_ROLLBACKS = 3
+MAX_ROLLBACKS = 3
 """Rollbacks in a row after which a gardener gives up."""
 
 _FACTS = ("num_classes", "chance_loss", "train_samples", "samples_per_epoch")
@@ -318,7 +318,7 @@ class Gardener:
         """Return the network's trainable parameters and its operations per sample."""
         return self.garden.count_parameters(), self.garden.count_flops()
 
-    def as_in(self, epoch: int | None = None) -> AbstractContextManager[None]:
+    def as_of_epoch(self, epoch: int | None = None) -> AbstractContextManager[None]:
         """Return a context in which the garden's `state_dict` fits the network of an epoch, or now.
 
         Only a network that is deepened needs one: blocks that slept then are left out.
@@ -401,7 +401,7 @@ class Gardener:
             return None
         self._rollbacks += 1
         self.controller.reset(1, "cpu")
-        if self._rollbacks >= MOST_ROLLBACKS:
+        if self._rollbacks >= MAX_ROLLBACKS:
             raise NonFiniteError(
                 f"epoch {self.epoch}: {panic.text}, in {self._rollbacks} epochs in a row; {advice}"
             )

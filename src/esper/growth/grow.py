@@ -239,13 +239,12 @@ def grow(
         out = Path(out).absolute()
         if resume and RunFolder(out).is_run:
             resumed = "previous" if resume == "previous" else "latest"
-    watcher = EpochProgress(settings.epochs) if is_shown(progress) else None
+    show_progress = progress_of(settings.epochs, progress)
 
     @contextmanager
     def watch(growth: GrowthLoop) -> Iterator[Show]:
         def show(record: EpochRecord) -> None:
-            if watcher is not None:
-                watcher.show(record)
+            show_progress(record)
             if on_epoch is None:
                 return
             try:
@@ -453,9 +452,11 @@ class EpochProgress:
         self._stream.flush()
 
 
-def is_shown(asked: bool | None) -> bool:
-    """Return whether to show epochs; if not specified, whether standard error is a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty() if asked is None else asked
+def progress_of(epochs: int, asked: bool | None) -> Show:
+    """Return what shows epochs if asked to; by default if standard error is a terminal."""
+    if asked is None:
+        asked = sys.stderr is not None and sys.stderr.isatty()
+    return EpochProgress(epochs).show if asked else lambda record: None
 
 
 def _with_samples(config: GrowthConfig, train: Batches) -> GrowthConfig:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from esper.growth.depth.blocks import is_asleep
 from esper.growth.history import Picture, draw_history, make_table
-from esper.growth.kept import Recipe
+from esper.growth.snapshots import Recipe
 from esper.growth.static import StaticComparison, compare_static
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.kasmina.garden import Garden

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.batches import (
+    DeviceBatches,
     MakeOptimizer,
-    Moved,
     Windows,
     check_batches,
     count_steps,
@@ -38,8 +38,8 @@ from esper.growth.depth.blocks import wake_copies
 from esper.growth.depth.gardener import DepthGardener
 from esper.growth.gardener import Gardener
 from esper.growth.grown import Deepened, Grown
-from esper.growth.kept import Kept, Measured, Recipe
 from esper.growth.request import AUTO, GrowRequest
+from esper.growth.snapshots import KeptNetworks, Recipe, Snapshot
 from esper.growth.static import StaticGardener, paired_difference
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions, moving_norms
@@ -91,7 +91,9 @@ class GrowthLoop:
         config = config.replace(gardener=config.gardener.with_task_facts(**judged.facts))
         self.config = config
         criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
-        self.example_input, _ = next(iter(Moved([batch], self.device, keeps_label=keeps_label)))
+        self.example_input, _ = next(
+            iter(DeviceBatches([batch], self.device, keeps_label=keeps_label))
+        )
         places: SlotNames | Placed = request.slots
         if request.placed is not None:
             places, axes = request.placed, None
@@ -161,7 +163,7 @@ class GrowthLoop:
             self._rewarm = Rewarm.of(config.rewarm, train, config.epochs)
             self._rewarm.warm(self.trainee.optimizer)
         self.twin: Trainee | None = None
-        self._kept = Kept(config.keep)
+        self._kept = KeptNetworks(config.keep)
         if self.depth is not None and config.twin:
             self._fork_twin()
         self._recent: list[Any] = []
@@ -182,7 +184,7 @@ class GrowthLoop:
         return self.gardener.history
 
     @property
-    def best(self) -> Measured:
+    def best(self) -> Snapshot:
         """The network of the best validated epoch so far."""
         return self._kept.best
 
@@ -246,7 +248,7 @@ class GrowthLoop:
             self._rewarm.release()
         last = self.history[-1]
         twin = None if self.twin is None else self.twin.garden
-        with self.gardener.as_in(self._kept.kept_epoch(last)):
+        with self.gardener.as_of_epoch(self._kept.kept_epoch(last)):
             kept, twin_kept = self._kept.give_back(self.garden, twin, last)
         has_twin = self.config.twin
         self.garden.drop_inert()
@@ -305,7 +307,7 @@ class GrowthLoop:
             "recipe": self._recipe,
         }
         if self.depth is not None:
-            self.depth.deliver()
+            self.depth.remove_sleeping()
             return Deepened(model=self.garden.model, garden=self.garden, **left)
         return Grown(model=self.garden, **left)
 
@@ -383,8 +385,10 @@ class GrowthLoop:
             self.twin.finish_epoch()
         return self.trainee.finish_epoch()
 
-    def _training_batches(self) -> Moved:
-        return Moved(self._train, self.device, keeps_label=self._keeps_label, name="training")
+    def _training_batches(self) -> DeviceBatches:
+        return DeviceBatches(
+            self._train, self.device, keeps_label=self._keeps_label, name="training"
+        )
 
     def _statistics_samples(self) -> int:
         """Return the most samples for BatchNorm statistics; 0 in a model without such layers."""
@@ -400,7 +404,7 @@ class GrowthLoop:
         most = self._statistics_samples()
         if not most or self._calibration_batches is None:
             return []
-        batches = Moved(
+        batches = DeviceBatches(
             self._calibration_batches(),
             self.device,
             keeps_label=self._keeps_label,
@@ -428,7 +432,7 @@ class GrowthLoop:
             recalibrate(twin, self._recent, moving_norms(twin))
 
     def _take_copy(self, score: float) -> None:
-        with self.gardener.as_in():
+        with self.gardener.as_of_epoch():
             self._kept.take(self.garden, score, self.gardener.epoch)
 
     def _announce(self, epoch: int) -> None:

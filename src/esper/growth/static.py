@@ -101,7 +101,7 @@ def compare_static(
         model: another network to train instead; by default the grown architecture from scratch.
         progress: show every epoch on standard error; by default if that is a terminal.
     """
-    from esper.growth.grow import EpochProgress, is_shown
+    from esper.growth.grow import progress_of
     from esper.growth.run import GrowthLoop
 
     ended = grown.summary
@@ -121,10 +121,9 @@ def compare_static(
             flops_after=garden.host_flops,
         )
     else:
-        watcher = EpochProgress(ended.epochs) if is_shown(progress) else None
+        show = progress_of(ended.epochs, progress)
         for record in loop.epochs():
-            if watcher is not None:
-                watcher.show(record)
+            show(record)
             if record.epoch >= ended.epochs:
                 loop.stop(f"the grown network was trained for {ended.epochs} epochs")
         static = loop.finish().summary

@@ -32,7 +32,7 @@ from esper.utils.process import grouped
 Stacks = Mapping[str, Stack]
 
 
-def a_share(stacks: Stacks, share: float) -> dict[str, int]:
+def share_of_blocks(stacks: Stacks, share: float) -> dict[str, int]:
     """Return a share of the blocks of every stack, rounded up to whole periods."""
     return {
         name: stack.period * math.ceil(share * len(stack.blocks) / stack.period)
@@ -55,7 +55,9 @@ def fill_in(stacks: Stacks, decision: Decision, awake: Mapping[str, int]) -> dic
                 raise unknown_name("stack", name, blocks)
         return {**blocks, **awake, **decision}
     if decision > max(blocks.values()):
-        raise UsageError(f"{decision} blocks cannot be awake; there are only {listed(blocks)}")
+        raise UsageError(
+            f"{decision} blocks cannot be awake; there are only {format_blocks(blocks)}"
+        )
     return {name: min(decision, count) for name, count in blocks.items()}
 
 
@@ -77,7 +79,7 @@ def resolve(stacks: Stacks, decision: Decision, awake: Mapping[str, int]) -> dic
     return wanted
 
 
-def listed(blocks: Mapping[str, int]) -> str:
+def format_blocks(blocks: Mapping[str, int]) -> str:
     """Return numbers of blocks as text."""
     return ", ".join(f"{count} in {name}" for name, count in blocks.items())
 
@@ -114,14 +116,14 @@ class SleepingStacks:
         asleep = (sizes[awake[name] :] for name, sizes in self._sizes.items())
         return self._size - sum(map(sum, asleep))
 
-    def beyond(self, limit: int, awake: Mapping[str, int]) -> str:
+    def excess(self, limit: int, awake: Mapping[str, int]) -> str:
         """Return how these blocks awake exceed a limit of parameters (0: none); else ''."""
         parameters = self.count_parameters(awake)
         if not limit or parameters <= limit:
             return ""
         return (
-            f"with {listed(awake)} awake the network would have {parameters:,} parameters, more "
-            f"than max_parameters={limit:,}"
+            f"with {format_blocks(awake)} awake the network would have {parameters:,} parameters, "
+            f"more than max_parameters={limit:,}"
         )
 
     def set_awake(self, awake: Mapping[str, int]) -> None:

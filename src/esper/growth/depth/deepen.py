@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from esper.growth.depth.awake import (
     Costs,
     SleepingStacks,
-    a_share,
     count_costs,
     double,
     fill_in,
     resolve,
+    share_of_blocks,
     shorten,
 )
 from esper.growth.depth.blocks import (
@@ -44,7 +44,7 @@ from esper.growth.depth.rules import (
     Slope,
     make_rule,
 )
-from esper.growth.depth.stacks import Found, Stack, block_lists, find, find_by_example
+from esper.growth.depth.stacks import FoundStacks, Stack, block_lists, find, find_by_example
 from esper.kasmina.slots.probe import call_arguments
 from esper.leyline.errors import CheckpointError, UsageError, unknown_name
 
@@ -125,12 +125,15 @@ class Deepen:
         self._planned: list[tuple[int, Decision]] | None = None
         self._costs: Costs | None = None
         self._step, self._since, self._spent = 0, 0, 0.0
-        self._refused = ""
+        self.refused = ""
+        """Why due blocks stay asleep; empty if none do."""
+        self.is_finished = False
+        """Whether no more blocks will wake."""
         self._losses = LossWindows()
         self._history: list[dict[str, Any]] = []
         self._loaded: dict[str, Any] | None = None
         self._max_parameters = max_parameters
-        self._is_undecided, self._is_finished = False, False
+        self._is_undecided = False
         if isinstance(self._rule, Plateau | Slope) and total_steps is None:
             raise UsageError(
                 f"controller={controller!r} needs the length of the run; write total_steps=N"
@@ -167,16 +170,6 @@ class Deepen:
     def history(self) -> list[dict[str, Any]]:
         """Every growth: the step after which blocks woke, the blocks awake then, and FLOPs."""
         return [dict(event) for event in self._history]
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether no more blocks will wake."""
-        return self._is_finished
-
-    @property
-    def refused(self) -> str:
-        """Why due blocks stay asleep; empty if none do."""
-        return self._refused
 
     @property
     def steps(self) -> int:
@@ -251,7 +244,7 @@ class Deepen:
     def count(self, loss: Tensor | float | None = None) -> None:
         """Count an optimizer step: the first half of `step`, for measuring before blocks wake."""
         self._step += 1
-        if self._is_finished:
+        if self.is_finished:
             return
         if not self._stacks:
             raise UsageError(
@@ -269,7 +262,7 @@ class Deepen:
             self._follow_plan()
         else:
             self._wake(self._rule(self._progress()))
-        self._is_finished = self._is_over()
+        self.is_finished = self._is_over()
 
     def go_back(self, awake: Mapping[str, int]) -> None:
         """Put blocks to sleep again, for a network whose earlier weights are restored.
@@ -278,8 +271,8 @@ class Deepen:
         """
         self._spent, self._since = self.flops, self._step
         self._set_awake(resolve(self._stacks, awake, {}))
-        self._planned, self._refused, self._losses.since_growth = None, "", 0
-        self._is_finished = self._is_over()
+        self._planned, self.refused, self._losses.since_growth = None, "", 0
+        self.is_finished = self._is_over()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs besides the state of model and optimizer, as plain data."""
@@ -294,7 +287,7 @@ class Deepen:
             "start": dict(self._start),
             "total_steps": self._total_steps,
             "history": self.history,
-            "refused": self._refused,
+            "refused": self.refused,
             "losses": self._losses.state_dict(),
             "costs": None,
         }
@@ -321,7 +314,7 @@ class Deepen:
         self._start = dict(state["start"])
         self._total_steps = state["total_steps"] if self._total_steps is None else self._total_steps
         self._planned = None
-        self._refused = str(state["refused"])
+        self.refused = str(state["refused"])
         self._history = [dict(event) for event in state["history"]]
         self._losses.load_state_dict(state["losses"])
         if state["costs"] is not None:
@@ -329,7 +322,7 @@ class Deepen:
         if "controller" in state:
             self._rule.load_state_dict(state["controller"])
         self._set_awake(dict(state["awake"]))
-        self._is_finished = self._is_over()
+        self.is_finished = self._is_over()
 
     @contextmanager
     def export(self, *, has_config: bool = True) -> Iterator[None]:
@@ -387,7 +380,7 @@ class Deepen:
         if not trains:
             self._wait_for_a_batch()
 
-    def _begin(self, found: Found) -> None:
+    def _begin(self, found: FoundStacks) -> None:
         """Put blocks of the chosen stacks to sleep, and check the schedule."""
         self._stacks = found.choose(self._chosen)
         names = [name for stack in self._stacks.values() for name in stack.blocks]
@@ -396,13 +389,13 @@ class Deepen:
             unhook(copy)
         self._sleeping = SleepingStacks(self._networks, self._stacks, self._processes)
         start = self._wanted_start
-        wanted = a_share(self._stacks, START) if start is None else start
+        wanted = share_of_blocks(self._stacks, START) if start is None else start
         self._start = resolve(self._stacks, wanted, {})
         if isinstance(self._rule, Schedule) and self._rule.at is not None:
             awake = self._start
             for decision in self._rule.at.values():
                 awake = resolve(self._stacks, decision, awake)
-        if problem := self._sleeping.beyond(self._max_parameters, self._start):
+        if problem := self._sleeping.excess(self._max_parameters, self._start):
             raise UsageError(f"{problem}; write a smaller start=")
         self._set_awake(self._start)
         if self._loaded is not None:
@@ -441,11 +434,11 @@ class Deepen:
     def _wake(self, decision: Decision) -> None:
         """Wake blocks as copies of those awake, unless that exceeds the limit."""
         awake = self._awake if decision is None else resolve(self._stacks, decision, self._awake)
-        if awake == self._awake or self._refused:
+        if awake == self._awake or self.refused:
             return
         assert self._sleeping is not None
-        self._refused = self._sleeping.beyond(self._max_parameters, awake)
-        if self._refused:
+        self.refused = self._sleeping.excess(self._max_parameters, awake)
+        if self.refused:
             return
         self._spent, self._since = self.flops, self._step
         self._sleeping.copy(self._awake, awake, self._order, self._optimizers)
@@ -471,7 +464,7 @@ class Deepen:
             self._wake({name: max(count, self._awake[name]) for name, count in wanted.items()})
 
     def _is_over(self) -> bool:
-        return self._awake == self.blocks or self._planned == [] or bool(self._refused)
+        return self._awake == self.blocks or self._planned == [] or bool(self.refused)
 
     # -- what controllers see ----------------------------------------------------------------------
 

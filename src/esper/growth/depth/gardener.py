@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.config import GardenerConfig
-from esper.growth.depth.awake import listed
+from esper.growth.depth.awake import format_blocks
 from esper.growth.depth.deepen import Deepen
 from esper.growth.depth.rules import DeepenConfig, as_decision
 from esper.growth.depth.stacks import Stack, find_by_example
@@ -197,7 +197,7 @@ class DepthGardener(Gardener):
         """FLOPs of the example; those of a training step are counted on the first batch."""
         if weights is not None:
             with self.depth.export(has_config=False):
-                load_weights(weights, network, listed(self.depth.awake))
+                load_weights(weights, network, format_blocks(self.depth.awake))
         self.first_awake = self.depth.awake
         # A rollback of the first epoch returns to these weights.
         self._group.start()
@@ -262,14 +262,14 @@ class DepthGardener(Gardener):
         return round(share * self.garden.host_flops)
 
     @contextmanager
-    def as_in(self, epoch: int | None = None) -> Iterator[None]:
+    def as_of_epoch(self, epoch: int | None = None) -> Iterator[None]:
         """Leave only the blocks that were awake in an epoch, or now, within a `with` block."""
         if epoch is not None:
             self.depth.go_back(self._awake_in(epoch))
         with self.depth.export(has_config=False):
             yield
 
-    def deliver(self) -> None:
+    def remove_sleeping(self) -> None:
         """Remove blocks that still sleep from the model.
 
         A model that cannot run without them keeps them asleep, with a warning.

@@ -127,7 +127,7 @@ class Stack:
 
 
 @dataclass(slots=True)
-class Found:
+class FoundStacks:
     """The stacks of a model, and why other lists of blocks are not stacks."""
 
     stacks: dict[str, Stack] = field(default_factory=dict)
@@ -168,7 +168,7 @@ def find_stacks(model: nn.Module, example: Any) -> dict[str, int]:
     return {name: len(stack.blocks) for name, stack in found.stacks.items()}
 
 
-def find_by_example(model: nn.Module, example: Any) -> Found:
+def find_by_example(model: nn.Module, example: Any) -> FoundStacks:
     """Find stacks on an example; refuse one that the model cannot take."""
     args, kwargs = call_arguments(example)
     try:
@@ -182,14 +182,14 @@ def find_by_example(model: nn.Module, example: Any) -> Found:
 
 def find(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], path: str = ""
-) -> Found:
+) -> FoundStacks:
     """Run a model once, and find which of its lists are stacks and why others are not.
 
     If it is part of another model, `path` is its name there, and names are those in the whole.
     """
     lists = {name: _children(name, one) for name, one in block_lists(model, path)}
     blocks = {name: block for children in lists.values() for name, block in children.items()}
-    found = Found()
+    found = FoundStacks()
     device = next((one.device for one in tensors_in((args, kwargs))), torch.device("cpu"))
     # Warnings about a pass without gradients would only confuse the user.
     with torch.no_grad(), drawing(device, "stacks"), _buffers_kept(model), catch_warnings():
@@ -219,7 +219,7 @@ def _find_in(
     container: str,
     children: Mapping[str, nn.Module],
     calls: Mapping[str, list[Call]],
-    found: Found,
+    found: FoundStacks,
 ) -> None:
     """Add the stacks of one list of blocks, or the reason why it has none."""
     names, blocks = list(children), list(children.values())

@@ -21,7 +21,7 @@ from esper.leyline.records import EpochRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Snapshot:
     """A network as it was when an epoch was measured."""
 
     epoch: int = 0
@@ -31,14 +31,14 @@ class Measured:
     """Copy of its `state_dict`, lifecycle included; None if only the score is known."""
 
     @classmethod
-    def copy_of(cls, garden: Garden, score: float, epoch: int) -> Measured:
+    def copy_of(cls, garden: Garden, score: float, epoch: int) -> Snapshot:
         """Return a copy of a garden with the score just measured."""
         weights = {name: _copy(value) for name, value in garden.state_dict().items()}
         return cls(epoch, score, weights)
 
-    def or_better(self, garden: Garden, score: float, epoch: int) -> Measured:
+    def or_better(self, garden: Garden, score: float, epoch: int) -> Snapshot:
         """Return this, or a copy of a garden with a higher score; of equals the first stays."""
-        return Measured.copy_of(garden, score, epoch) if score > self.score else self
+        return Snapshot.copy_of(garden, score, epoch) if score > self.score else self
 
     def write_to(self, garden: Garden) -> None:
         """Load this network into a garden."""
@@ -51,12 +51,12 @@ class Measured:
         return {"epoch": self.epoch, "score": self.score, "weights": weights}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Measured:
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Snapshot:
         """Read what `state_dict` returned."""
         return cls(int(state["epoch"]), float(state["score"]), state["weights"])
 
 
-class Kept:
+class KeptNetworks:
     """Copies of the networks that a run may return, taken before the controller acts on them.
 
     Args:
@@ -66,18 +66,18 @@ class Kept:
     def __init__(self, keep: Keep) -> None:
         """Start without any copy."""
         self._keep = keep
-        self.best = Measured()
+        self.best = Snapshot()
         """The network of the best validated epoch so far."""
-        self._last: Measured | None = None
+        self._last: Snapshot | None = None
         """That of the last epoch, if the run returns it: an action may change it."""
-        self._twin_best: Measured | None = None
+        self._twin_best: Snapshot | None = None
         """The twin of its own best epoch, if a twin is trained."""
 
     def take(self, garden: Garden, score: float, epoch: int) -> None:
         """Copy the network that was just measured, if the run may return it."""
         self.best = self.best.or_better(garden, score, epoch)
         if self._keep == "last":
-            self._last = Measured.copy_of(garden, score, epoch)
+            self._last = Snapshot.copy_of(garden, score, epoch)
 
     def take_twin(self, twin: Garden, score: float, epoch: int) -> None:
         """Copy the twin that was just measured, if the run may return it."""
@@ -94,7 +94,7 @@ class Kept:
 
     def give_back(
         self, garden: Garden, twin: Garden | None, last: EpochRecord
-    ) -> tuple[Measured, Measured]:
+    ) -> tuple[Snapshot, Snapshot]:
         """Load the networks that the run returns into garden and twin; return what they are.
 
         Without a twin that differs, the second result describes the network itself.
@@ -114,12 +114,12 @@ class Kept:
                 )
             self._last.write_to(garden)
         score = last.val_score if last.twin_score is None else last.twin_score
-        return Measured(last.epoch, last.val_score), Measured(last.epoch, score)
+        return Snapshot(last.epoch, last.val_score), Snapshot(last.epoch, score)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all copies as plain data and tensors."""
 
-        def saved(one: Measured | None) -> dict[str, Any] | None:
+        def saved(one: Snapshot | None) -> dict[str, Any] | None:
             return None if one is None else one.state_dict()
 
         return {
@@ -131,10 +131,10 @@ class Kept:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
 
-        def read(name: str) -> Measured | None:
-            return None if state[name] is None else Measured.from_state_dict(state[name])
+        def read(name: str) -> Snapshot | None:
+            return None if state[name] is None else Snapshot.from_state_dict(state[name])
 
-        self.best = Measured.from_state_dict(state["best"])
+        self.best = Snapshot.from_state_dict(state["best"])
         self._last, self._twin_best = read("last"), read("twin_best")
 
 
