@@ -8,8 +8,8 @@
 `adapt`: a trained MLP, frozen, to the same digits turned by 90 degrees, with 660 trainable
 parameters. All arms of a task have the same training FLOPs (of `adapt`: the same steps). Each arm's
 learning rate is the best of three by the validation loss of a seed of its own; other seeds are
-tested. A peer that is not installed is named and left out; every run has a process of its own,
-because PerforatedAI keeps its state in its modules.
+tested. A peer that is not installed is named and left out. Runs of PerforatedAI have processes of
+their own, because it keeps its state in its modules.
 """
 
 from __future__ import annotations
@@ -358,11 +358,11 @@ def run(out: Path, peers: str) -> None:
 
         for rate in RATES:
             if not any((one["rate"], one["seed"]) == (rate, TUNED_ON) for one in own()):
-                _measure_apart(number, rate, TUNED_ON, out, peers)
+                _record(number, rate, TUNED_ON, out, peers)
         rate = best_rate(own())
         for seed in SEEDS:
             if not any((one["rate"], one["seed"]) == (rate, seed) for one in own()):
-                _measure_apart(number, rate, seed, out, peers)
+                _record(number, rate, seed, out, peers)
 
 
 def best_rate(records: list[dict[str, Any]]) -> float:
@@ -371,10 +371,21 @@ def best_rate(records: list[dict[str, Any]]) -> float:
     return float(min(tuned, key=lambda one: one["val_loss"])["rate"])
 
 
-def _measure_apart(number: int, rate: float, seed: int, out: Path, peers: str) -> None:
+def _record(number: int, rate: float, seed: int, out: Path, peers: str) -> None:
+    """Measure one network, and write what came of it."""
+    is_apart = ARMS[number][2] == "perforatedai"
+    found = _measure_apart(number, rate, seed, peers) if is_apart else measure(number, rate, seed)
+    line = json.dumps(found)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with open(out, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    print(line, file=sys.stderr, flush=True)
+
+
+def _measure_apart(number: int, rate: float, seed: int, peers: str) -> Any:
+    """Measure in a process and a folder of its own: what is measured writes where it is."""
     job = json.dumps([number, rate, seed])
     command = [sys.executable, "-m", "benchmarks", "peers", "--job", job, "--peers", peers]
-    # Some peers write into the current folder.
     root = Path(__file__).resolve().parents[1]
     path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
@@ -389,11 +400,7 @@ def _measure_apart(number: int, rate: float, seed: int, out: Path, peers: str) -
     if done.returncode:
         print(f"{ARMS[number][1]}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
         raise SystemExit(1)
-    line = done.stdout.strip().splitlines()[-1]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with open(out, "a", encoding="utf-8") as file:
-        file.write(line + "\n")
-    print(line, file=sys.stderr, flush=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
