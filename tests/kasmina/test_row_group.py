@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import slot_table
+from esper.kasmina.budget import Portion
 from esper.kasmina.contribution import Measured
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
@@ -34,6 +35,7 @@ class Recording(ImaginedEngine):
         super().__init__(ROWS, SLOTS, 100, torch.full((NUM_BLUEPRINTS,), 7))
         self.events: list[str] = []
         self.refuses = False
+        self.portions: list[Portion] = []
 
     def sync(self, state: SlotState) -> Tensor:
         self.events.append("sync")
@@ -41,9 +43,10 @@ class Recording(ImaginedEngine):
             raise RuntimeError("no such layer")
         return super().sync(state)
 
-    def train(self, epochs: Sequence[int]):  # type: ignore[no-untyped-def]
-        self.events.append(f"train {list(epochs)}")
-        training = super().train(epochs)
+    def train(self, portions: Sequence[Portion]):  # type: ignore[no-untyped-def]
+        self.events.append(f"train {[portion.epoch for portion in portions]}")
+        self.portions = list(portions)
+        training = super().train(portions)
 
         def wait():  # type: ignore[no-untyped-def]
             self.events.append("trained")

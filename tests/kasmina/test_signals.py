@@ -32,6 +32,7 @@ def read(state: SlotState, losses: list[float] | None = None, **changes: Any) ->
     ones = torch.ones(state.rows, dtype=torch.int64)
     given = {
         "train_loss": torch.full((state.rows,), math.nan),
+        "spent": 0 * ones,
         "rates": unknown_rates,
         "last_op": ones,
         "last_success": ones.bool(),

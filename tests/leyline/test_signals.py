@@ -17,7 +17,8 @@ ROWS, SLOTS, BLUEPRINTS = 2, 3, 4
 FIELDS = {
     "int64 [R]": (
         "epoch max_epochs plateau_epochs params host_params budget last_op flops host_flops "
-        "param_limit flop_limit train_samples samples_per_epoch num_classes"
+        "param_limit flop_limit train_samples samples_per_epoch num_classes "
+        "compute_budget compute_spent"
     ),
     "float32 [R]": (
         "val_loss val_score best_loss best_score twin_score train_loss rate_factor learning_rate "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from esper.leyline.slots import SlotConfig
-from esper.tamiyo.policy import layout as travelling
 from esper.tamiyo.policy.layout import (
     BASE_FEATURES,
     FEATURE_NAMES,
@@ -15,6 +14,7 @@ from esper.tamiyo.policy.layout import (
     FeatureSpec,
     get_feature_size,
 )
+from esper.tamiyo.policy.ratios import FEATURE_SETS, FeatureSet
 
 _INTRODUCTION = """\
 # Observation V3
@@ -75,6 +75,16 @@ the network reads them with the same weights, so that neither number is part of 
   *size* are on a fixed scale: what one task never varies would otherwise be noise on the next.
 """
 
+_RATIOS = """\
+# The observation of ratios
+
+What a policy with `layout: ratios` sees: of the features above those that are ratios, shares or
+flags, so that nothing tells how large a host, its data or its run is. In their place come what is
+left of a [budget of compute](how-to/grow-your-own.md#a-budget-of-compute), and by how much each
+seed would raise the cost of a step of the network as it is now. The table behind it is
+`esper.tamiyo.policy.ratios`.
+"""
+
 
 def render() -> str:
     """Return the whole page about Observation V3."""
@@ -100,20 +110,20 @@ def render() -> str:
 
 
 def render_travelling() -> str:
-    """Return the whole page about the travelling observation."""
-    host, slot, pair = (
-        travelling.HOST_FEATURES,
-        travelling.TRAVELLING_SLOT_FEATURES,
-        travelling.PAIR_FEATURES,
-    )
+    """Return the whole page about the travelling observation, and that of ratios below it."""
+    own = FEATURE_SETS["travelling"]
+    sizes = {"host": len(own.host), "slot": len(own.slot), "pair": len(own.pair)}
     return "\n".join(
-        [
-            _TRAVELLING.format(host=len(host), slot=len(slot), pair=len(pair)),
-            _section("The host, its task and the previous action", host, 0),
-            _section("Each slot", slot, 0, "Indices count from the start of the slot."),
-            _section("Each blueprint at each slot", pair, 0, "Indices count from its start."),
-        ]
+        [_TRAVELLING.format(**sizes), *_sections(own), _RATIOS, *_sections(FEATURE_SETS["ratios"])]
     )
+
+
+def _sections(own: FeatureSet) -> list[str]:
+    return [
+        _section("The host, its task and the previous action", own.host, 0),
+        _section("Each slot", own.slot, 0, "Indices count from the start of the slot."),
+        _section("Each blueprint at each slot", own.pair, 0, "Indices count from its start."),
+    ]
 
 
 def _section(title: str, specs: Sequence[FeatureSpec], start: int, note: str = "") -> str:

@@ -121,8 +121,8 @@ class DeviceBatches:
             iterator = iter(self._batches)
         while True:
             with explaining(lambda: f"{self.place} cannot be read", OwnCodeError):
-                batch = next(iterator, _END)
-                if batch is _END:
+                batch = next(iterator, END)
+                if batch is END:
                     return
                 inputs, targets = read_batch(batch, keeps_label=self._keeps_label)
                 self._read = inputs, targets
@@ -138,63 +138,88 @@ class DeviceBatches:
         return tensor.to(self._device, non_blocking=True)
 
 
-class Windows:
-    """Batches in windows of a fixed number of steps, each of which counts as an epoch.
+class BatchStream:
+    """Batches one after another, pass after pass.
 
-    A window begins where the last one ended. A data set is read again from its start, with its own
-    `set_epoch`; an iterator ends when it is exhausted.
+    A data set is read again from its start, with its own `set_epoch`; an iterator ends when it is
+    exhausted.
     """
 
-    def __init__(self, batches: Batches, steps: int) -> None:
-        """Cut these batches into windows of `steps`."""
-        if steps < 1:
-            raise UsageError(f"decide_every must be at least 1, got {steps}")
+    def __init__(self, batches: Batches) -> None:
+        """Begin with the first batch."""
         self._batches = batches
-        self._steps = steps
-        self._is_stream = isinstance(batches, Iterator)
-        self._window = 0
+        self._is_once = isinstance(batches, Iterator)
         self._stream: Iterator[Any] | None = batches if isinstance(batches, Iterator) else None
         self._passes = 0
+        self.position = 0
+        """How many batches were read."""
 
-    def __len__(self) -> int:
-        return self._steps
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the next window; for another than the next in order, batches are read again."""
-        if epoch == self._window + 1:
+    def seek(self, position: int) -> None:
+        """Go to the batch after so many; going back or ahead reads what lies between again."""
+        if position == self.position:
             return
-        if self._is_stream:
+        if self._is_once:
             raise UsageError(
                 "train is an iterator, which cannot be resumed; give a list or a DataLoader"
             )
-        self._stream, self._passes, self._window = None, 0, 0
-        for _ in range((epoch - 1) * self._steps):
-            if self._next() is _END:
+        self._stream, self._passes, self.position = None, 0, 0
+        while self.position < position:
+            if self.next() is END:
                 raise UsageError("the training set is empty; give it at least one batch")
-        self._window = epoch - 1
 
-    def __iter__(self) -> Iterator[Any]:
-        self._window += 1
-        for _ in range(self._steps):
-            batch = self._next()
-            if batch is _END:
-                return
-            yield batch
+    def next(self) -> Any:
+        """Return the next batch, `END` where there is none."""
+        batch = self._read()
+        self.position += batch is not END
+        return batch
 
-    def _next(self) -> Any:
+    def _read(self) -> Any:
         if self._stream is not None:
-            batch = next(self._stream, _END)
-            if batch is not _END or self._is_stream:
+            batch = next(self._stream, END)
+            if batch is not END or self._is_once:
                 return batch
         self._passes += 1
         set_epoch = getattr(self._batches, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self._passes)
         self._stream = iter(self._batches)
-        return next(self._stream, _END)
+        return next(self._stream, END)
 
 
-_END = object()
+class Windows:
+    """A stream of batches cut into windows of so many steps, each of which counts as an epoch.
+
+    A window begins where the last one ended.
+    """
+
+    def __init__(self, batches: Batches, steps: int) -> None:
+        """Cut these batches into windows of `steps`."""
+        if steps < 1:
+            raise UsageError(f"decide_every must be at least 1 step, got {steps}")
+        self._stream = BatchStream(batches)
+        self._steps = steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose which window is next."""
+        self._stream.seek((epoch - 1) * self._steps)
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self._steps):
+            batch = self._stream.next()
+            if batch is END:
+                return
+            yield batch
+
+
+def batch_size(batch: Any) -> int:
+    """Return how many samples a batch has; 1 where nothing in it says so."""
+    return next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 1)
+
+
+END = object()
 
 
 def first_batch(batches: Batches) -> Any:
@@ -237,6 +262,13 @@ def count_steps(batches: Batches) -> int:
             "a DataLoader, or write decide_every=N"
         )
     return len(batches)
+
+
+def usual_batch_size(batches: Batches, otherwise: int) -> int:
+    """Return how many samples a batch of somebody's has, where that is known before reading."""
+    if isinstance(batches, Sequence) and batches:
+        return batch_size(batches[0])
+    return getattr(batches, "batch_size", None) or otherwise
 
 
 def count_samples(batches: Batches) -> int:

@@ -6,15 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from esper.growth.depth.rules import DeepenConfig
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names, copied_names
+from esper.kasmina.budget import parse_budget
 from esper.kasmina.costs import NO_LIMIT, as_options, times_host
 from esper.kasmina.garden import Garden
 from esper.kasmina.lifecycle import GardenConfig
 from esper.kasmina.recalibration import DEFAULT_SAMPLES
 from esper.kasmina.row_group import RowConfig
-from esper.kasmina.signals import RowFacts, TrackerConfig, row_facts
-from esper.kasmina.training import TrainingConfig
+from esper.kasmina.signals import RateTable, RowFacts, TrackerConfig, row_facts
+from esper.kasmina.training import TrainingConfig, rate_factor
 from esper.leyline.config import Config, option
 from esper.leyline.controller import (
     LEAST_SHARE,
@@ -23,6 +26,7 @@ from esper.leyline.controller import (
     Limited,
     is_too_short,
 )
+from esper.leyline.errors import ConfigError
 from esper.tamiyo.controllers import HeuristicController, LearnedController, WaitController
 
 DEFAULT_CONTROLLER = "tamiyo"
@@ -88,6 +92,12 @@ class GrowthConfig(Config):
     decide_every: int = option(
         0, "Training steps that count as an epoch; 0: one pass over the training set.", minimum=0
     )
+    budget: float | str | None = option(
+        None,
+        "Training FLOPs of the whole run, such as 2e12, or a multiple of what the model would take "
+        "for all epochs, such as 10x. Every epoch is then an equal share of them: a small network "
+        "takes more steps than a grown one; empty is no budget.",
+    )
     twin: bool = option(False, "Also train the un-grown twin, for comparison.")
     keep: Keep = option(
         "best", "Which network, and which twin, is returned: the best validated, or the last."
@@ -107,6 +117,27 @@ class GrowthConfig(Config):
     deepen: DeepenConfig | None = option(
         None, "Let blocks sleep and wake instead of growing seeds; empty: no."
     )
+
+    def __post_init__(self) -> None:
+        """Check what no type can say."""
+        if self.budget is not None:
+            object.__setattr__(self, "budget", parse_budget(self.budget))
+        super().__post_init__()
+        if self.budget is None:
+            return
+        others = {"decide_every": self.decide_every, "deepen": self.deepen, "rewarm": self.rewarm}
+        if given := [name for name, value in others.items() if value]:
+            raise ConfigError(
+                f"budget does not go together with {given[0]}, which needs to know how many steps "
+                "an epoch has; leave out one of them"
+            )
+
+
+def rates_to_come(config: GrowthConfig) -> RateTable:
+    """Return the host's learning rates in all epochs of a run."""
+    epochs = range(1, config.epochs + 1)
+    factors = [rate_factor(config.training, epoch, config.epochs) for epoch in epochs]
+    return RateTable(torch.tensor([factors]), torch.tensor([config.training.learning_rate]))
 
 
 # ---- What follows from a garden and its controller at the start of a run

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from esper.growth.batches import Batches, read_batch
+from esper.kasmina.budget import Portion
 from esper.kasmina.engine import EpochResult, RowWeights, read_weights, take_samples, write_weights
 from esper.kasmina.evaluation import Evaluator, moving_norms
 from esper.kasmina.garden import Garden
@@ -123,6 +124,7 @@ class OwnersEngine:
         self._ranks = ranks
         self._evaluator: Evaluator | None = None
         self._train_loss = math.nan
+        self._trained: int | None = None
         self.before_write: Callable[[], None] | None = None
         """Called before earlier weights are restored."""
         self._inputs: Sequence[Any] = ()
@@ -156,9 +158,15 @@ class OwnersEngine:
         peak = float(group.get("max_lr", group.get("initial_lr", rate)))
         return torch.tensor([rate / peak if peak > 0 else 1.0]), torch.tensor([rate])
 
-    def finish_epoch(self, evaluator: Evaluator, train_loss: float | None) -> None:
-        """Take the evaluator and the training loss of an epoch that the user trained."""
+    def finish_epoch(
+        self, evaluator: Evaluator, train_loss: float | None, samples: int | None = None
+    ) -> None:
+        """Take the evaluator, the training loss and the samples of an epoch that the user trained.
+
+        `samples` is None where nobody counts them.
+        """
         self._evaluator = evaluator
+        self._trained = samples
         self._train_loss = math.nan if train_loss is None else train_loss
 
     def recalibrate_from(self, batches: Batches, most: int) -> int:
@@ -214,11 +222,12 @@ class OwnersEngine:
         """Build and free seeds to match the state; return their sizes, int64 [1, S]."""
         return self.garden.sync(state)
 
-    def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
+    def train(self, portions: Sequence[Portion]) -> Pending[EpochResult]:
         """Return the result of the user's epoch."""
         sample, sampled = take_samples([self.garden])
         loss = torch.tensor([self._train_loss], dtype=torch.float64)
-        result = self._ranks.from_first(EpochResult(loss, sample, sampled))
+        counted = None if self._trained is None else torch.tensor([self._trained])
+        result = self._ranks.from_first(EpochResult(loss, sample, sampled, counted))
         return lambda: result
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:

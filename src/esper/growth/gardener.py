@@ -29,6 +29,7 @@ from esper.growth.config import (
     startup_warning,
 )
 from esper.growth.engine import OwnersEngine, Ranks
+from esper.kasmina.budget import NO_BUDGET
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
@@ -164,6 +165,32 @@ class Gardener:
         self.config = self.config.with_task_facts(**facts)
         self._group.facts = self.config.task_facts(self.horizon)
 
+    def limit_compute(self, flops: int, *, batch_samples: int, val_samples: int) -> None:
+        """Give the run a budget: its epochs are equal shares of so many training FLOPs.
+
+        Args:
+            flops: the budget.
+            batch_samples: samples of an optimizer step.
+            val_samples: samples by which an epoch is measured.
+        """
+        self._group.facts = dataclasses.replace(
+            self._group.facts,
+            compute=torch.tensor([flops]),
+            batch_samples=torch.tensor([batch_samples]),
+            val_samples=torch.tensor([val_samples]),
+        )
+
+    @property
+    def allowance(self) -> int:
+        """FLOPs that may be spent on training before the next `step`, in a run with a budget."""
+        return self._group.allowances()[0]
+
+    @property
+    def spent(self) -> int | None:
+        """FLOPs that were spent so far, evaluation included; None without a budget."""
+        has_budget = int(self._group.facts.compute[0]) != NO_BUDGET
+        return int(self._group.spent[0]) if has_budget else None
+
     @property
     def epoch(self) -> int:
         """Epochs measured so far."""
@@ -235,6 +262,7 @@ class Gardener:
         evaluate: Evaluate | Evaluator,
         *,
         train_loss: float | None = None,
+        samples: int | None = None,
         twin_score: float | None = None,
         is_own_twin: bool = False,
         on_measured: Callable[[float], None] | None = None,
@@ -248,6 +276,7 @@ class Gardener:
             evaluate: `evaluate(model)` returns `(loss[M], correct[M] or None)` for the validation
                 samples in a fixed order; without correctness the score is the negative loss.
             train_loss: training loss of the epoch, for the record.
+            samples: how many the epoch was trained on; a run with a budget needs it.
             twin_score: validation score of the twin, if one is trained.
             is_own_twin: whether nothing has acted yet, so that the network is its own twin.
             on_measured: called with the score before anything acts.
@@ -261,7 +290,7 @@ class Gardener:
         group = self._group
         evaluator = as_evaluator(evaluate)
         train_loss = self._ranks.mean(train_loss)
-        self._engine.finish_epoch(evaluator, train_loss)
+        self._engine.finish_epoch(evaluator, train_loss, samples)
         # The user may have acted on the garden by hand, and may train it with any optimizer.
         self.garden.notice_training()
         if self.config.statistics_samples:
@@ -303,6 +332,7 @@ class Gardener:
             rollback=rollback,
             statistics_samples=statistics,
             depth=depth,
+            training_flops=self.spent if depth is None else depth.flops,
         )
         self._clock = now
         self.history.append(record)

@@ -56,6 +56,7 @@ def grow(
     scheduler: LRScheduler | SchedulerFactory | None = None,
     scheduler_every: SchedulerEvery = "epoch",
     decide_every: int | None = None,
+    budget: float | str | None = None,
     test: Batches | None = None,
     max_growth: float | str | None = None,
     max_seeds: int | None = None,
@@ -113,6 +114,11 @@ def grow(
         scheduler_every: whether to step the schedule after every 'epoch' or every 'batch'.
         decide_every: training steps between two decisions, for training in one pass; `train` may
             then be an iterator. By default a decision follows every pass over `train`.
+        budget: training FLOPs of the whole run, such as 2e12, or a multiple of what the model would
+            take for all epochs, such as "10x". Every epoch is then an equal share of the budget,
+            so that a small network takes more steps than a grown one, and learning rates follow
+            what is spent. Evaluation and ablations are counted, too. A twin has as large a budget
+            of its own.
         test: batches used once, at the end.
         max_growth: largest size of the grown network, in parameters and operations, as a multiple
             of the model's: 2.0 or "2x" lets it double. By default the controller's own limit: 2.0
@@ -179,7 +185,7 @@ def grow(
             "the checkpoint replaces the model, so this optimizer holds the wrong parameters; "
             "write optimizer=partial(torch.optim.AdamW, lr=...)"
         )
-    if source is not None and rewarm is None and not base.rewarm:
+    if source is not None and rewarm is None and not base.rewarm and budget is None:
         rewarm = REWARM
     if decide_every and epochs is None and config is None:
         epochs = _windows_in(train, decide_every)
@@ -188,6 +194,7 @@ def grow(
         "seed": seed,
         "twin": twin,
         "decide_every": decide_every,
+        "budget": budget,
         "keep": keep,
         "patience": patience,
         "deepen": deepening,
@@ -343,6 +350,11 @@ def _check(request: GrowRequest) -> None:
     every, known = request.scheduler_every, get_args(SchedulerEvery)
     if every not in known:
         raise unknown_name("scheduler_every", every, known)
+    if request.config.budget is not None and every == "batch":
+        raise UsageError(
+            "scheduler_every='batch' needs to know how many steps the run has, which a budget "
+            "leaves open; step the scheduler every epoch: epochs are equal shares of the budget"
+        )
     if request.scheduler is None and every != "epoch":
         raise UsageError(f"scheduler_every={every!r} needs a scheduler; give scheduler=... too")
     config, deepen = request.config, request.config.deepen

@@ -259,8 +259,15 @@ class Grown:
         grew = ", ".join(kept) or "nothing"
         return (
             f"Grown({summary.task}: {self._score_text()}, {size} parameters, {cost} FLOPs, grew "
-            f"{grew}, {self._epoch_text()})"
+            f"{grew}, {self._epoch_text()}{self._budget_text()})"
         )
+
+    def _budget_text(self) -> str:
+        """Return what was spent of a budget; empty without one."""
+        spent, budget = self.summary.training_flops, self.summary.compute_budget
+        if spent is None or budget is None:
+            return ""
+        return f", {spent:.4g} of {budget:.4g} training FLOPs"
 
     def _score_text(self) -> str:
         summary = self.summary

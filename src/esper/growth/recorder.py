@@ -68,11 +68,10 @@ def run_row(run: GrowthLoop, folder: Path, config: Mapping[str, Any], command: s
 def record_start(store: RunStore, run: GrowthLoop) -> None:
     """Record the parts of the host, which a report draws."""
     modules = () if run.depth else describe_host(run.garden, run.example_input)
-    store.event(
-        EventKind.TRAINING_STARTED,
-        "the host before growth",
-        data={"modules": [module.to_mapping() for module in modules]},
-    )
+    data: dict[str, Any] = {"modules": [module.to_mapping() for module in modules]}
+    if run.budget is not None:
+        data["compute_budget"] = run.budget.flops
+    store.event(EventKind.TRAINING_STARTED, "the host before growth", data=data)
 
 
 def record_changes(store: RunStore, run: GrowthLoop, changes: SettingChanges) -> None:
@@ -355,11 +354,7 @@ def _training_columns(record: EpochRecord) -> dict[str, Any]:
     depth = record.depth
     if depth is None:
         return {}
-    return {
-        "training_steps": depth.step,
-        "training_flops": depth.flops,
-        "static_flops": depth.static_flops,
-    }
+    return {"training_steps": depth.step, "static_flops": depth.static_flops}
 
 
 def _event_rows(

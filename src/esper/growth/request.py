@@ -38,6 +38,7 @@ CHANGEABLE = (
     "data",
     "device",
     "growth.epochs",
+    "growth.budget",
     "growth.keep",
     "growth.patience",
     "growth.training.learning_rate",
@@ -86,6 +87,14 @@ class GrowRequest:
     """Keys of `settings` whose files or modules may have changed since the run was saved."""
     contents: Mapping[str, str | None] | None = None
     """Checksums of the files that the settings name; None takes them of the objects themselves."""
+
+    @property
+    def controller_name(self) -> str:
+        """The name of who decides, for records."""
+        if self.config.deepen is not None:
+            return self.config.deepen.rule
+        given = self.controller
+        return given if isinstance(given, str) else type(given).__name__
 
     def inputs(self, example_input: Any) -> RunInputs:
         """Return checksums of data, model and functions, and the versions of software.

@@ -8,15 +8,15 @@ twin of a deepened network is the static one, with all blocks awake from the fir
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from esper.growth.batches import (
+    Batches,
     DeviceBatches,
     MakeOptimizer,
     Windows,
@@ -31,8 +31,9 @@ from esper.growth.batches import (
     scheduler_maker,
     warn_of_moving_statistics,
 )
+from esper.growth.budget import RunBudget
 from esper.growth.checkpoint import Rewarm
-from esper.growth.config import GrowthConfig
+from esper.growth.config import rates_to_come
 from esper.growth.criterion import find_criterion
 from esper.growth.depth.blocks import wake_copies
 from esper.growth.depth.gardener import DepthGardener
@@ -51,14 +52,12 @@ from esper.kasmina.recalibration import (
     fitting_evaluator,
     recalibrate,
 )
-from esper.kasmina.signals import RateTable
 from esper.kasmina.slots.placement import Placed, SlotNames, place_nothing
 from esper.kasmina.slots.suggestion import suggest_slots
 from esper.kasmina.training import (
     Trainee,
     build_optimizer,
     epoch_rates,
-    rate_factor,
 )
 from esper.kasmina.wrapping import refuse_unsuitable
 from esper.leyline.errors import OwnCodeError, UsageError, warn
@@ -74,7 +73,7 @@ class GrowthLoop:
     def __init__(self, request: GrowRequest) -> None:
         """Wrap the model; nothing is trained yet."""
         config, model, train, axes = request.config, request.model, request.train, request.axes
-        self.name, self.controller_name = request.name, _controller_name(request)
+        self.name, self.controller_name = request.name, request.controller_name
         self.device = _device_of(model) if request.device is None else choose_device(request.device)
         refuse_meta(model)
         refuse_unsuitable(model)
@@ -138,11 +137,13 @@ class GrowthLoop:
             config.epochs,
             seed=config.seed,
             config=config.gardener,
-            rates=_rates_to_come(config) if self._sets_rates else None,
+            rates=rates_to_come(config) if self._sets_rates else None,
         )
         # `esper.grow` warns at the end.
         self.gardener.warns_at_end = False
-        self._optimizer_of: MakeOptimizer = self._plain_optimizer
+        self._optimizer_of: MakeOptimizer = lambda of: build_optimizer(
+            config.training, slot_groups(of)
+        )
         if request.optimizer is not None:
             self._optimizer_of = optimizer_maker(request.optimizer, model)
         self.gardener.optimizer(lambda _: self._optimizer_of(garden))
@@ -163,12 +164,17 @@ class GrowthLoop:
             self._rewarm = Rewarm.of(config.rewarm, train, config.epochs)
             self._rewarm.warm(self.trainee.optimizer)
         self.twin: Trainee | None = None
+        self.budget: RunBudget | None = None
+        """How far network and twin are in a budget of compute; None without one."""
+        if config.budget is not None:
+            self.budget = RunBudget(config, self.gardener, train, request.val)
         self._kept = KeptNetworks(config.keep)
         if self.depth is not None and config.twin:
             self._fork_twin()
         self._recent: list[Any] = []
         """Inputs of training batches for BatchNorm statistics: from the last epoch, or from the
         training set's `calibration_batches()`."""
+        self._twin_recent: list[Any] = []
         self._is_exhausted = False
         self._why_stopped = ""
         self._seconds = 0.0
@@ -230,6 +236,7 @@ class GrowthLoop:
             record = self.gardener.step(
                 self._val,
                 train_loss=train_loss,
+                samples=None if self.budget is None else self.budget.own.samples,
                 twin_score=twin_score,
                 is_own_twin=is_own_twin,
                 on_measured=self._take_copy,
@@ -285,8 +292,9 @@ class GrowthLoop:
             stopped=self.stopped,
             chance_loss=self.gardener.chance_loss,
             stacks=stacks_at_end(self.history, kept.epoch),
-            training_flops=None if depth is None else depth.flops,
+            training_flops=last.training_flops,
             static_flops=None if depth is None else depth.static_flops,
+            compute_budget=None if self.budget is None else self.budget.flops,
         )
         self.garden.eval()
         left: dict[str, Any] = {
@@ -326,6 +334,7 @@ class GrowthLoop:
             "kept": self._kept.state_dict(),
             "stopped": {"why": self._why_stopped, "epochs": self.config.epochs},
             "seconds": self._seconds,
+            "budget": None if self.budget is None else self.budget.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -345,17 +354,45 @@ class GrowthLoop:
         if self.trainee.scheduler is not None and state["scheduler"] is not None:
             self.trainee.scheduler.load_state_dict(state["scheduler"])
         self._seconds = float(state["seconds"])
+        if self.budget is not None:
+            self.budget.load_state_dict(state["budget"])
 
     def _train_epoch(self, epoch: int) -> float | None:
-        self._announce(epoch)
-        for one in (self.trainee, self.twin):
-            if one is not None:
-                one.start_epoch()
-                if self._sets_rates:
-                    one.set_rates(*self._rates(epoch, one.garden))
-        number = -1
-        batches = self._training_batches()
-        sample = self._sample()
+        networks = [one for one in (self.trainee, self.twin) if one is not None]
+        for one in networks:
+            one.start_epoch()
+            if self._sets_rates:
+                learned = one.garden.state.learned[0].tolist()
+                rates = epoch_rates(self.config.training, epoch, self.config.epochs, learned)
+                one.set_rates(*rates)
+        sample = twin_sample = self._sample()
+        if self.budget is None:
+            self._announce(epoch)
+            trained = self._train_on(self._train, epoch, networks, sample)
+        else:
+            trained = self._train_on(self.budget.own_share(), epoch, networks[:1], sample)
+            for twin in networks[1:]:
+                twin_sample = self._sample()
+                share = self.budget.twin_share(epoch, twin.garden.count_flops())
+                self._train_on(share, epoch, [twin], twin_sample)
+        if not trained:
+            self._stop_early(epoch - 1)
+            return None
+        self._recent = self._read_calibration() if sample is None else sample.batches
+        self._twin_recent = self._recent if twin_sample is None else twin_sample.batches
+        if self.twin is not None:
+            self.twin.finish_epoch()
+        return self.trainee.finish_epoch()
+
+    def _train_on(
+        self,
+        given: Batches,
+        epoch: int,
+        networks: Sequence[Trainee],
+        sample: SpreadSample | None,
+    ) -> int:
+        """Train networks on an epoch's batches, of which `sample` keeps some; return how many."""
+        number, batches = -1, self._moved(given)
         for number, (inputs, targets) in enumerate(batches):
             if is_empty((inputs, targets)):
                 raise UsageError(f"epoch {epoch}: {batches.place} has no sample; leave it out")
@@ -366,29 +403,20 @@ class GrowthLoop:
                 self._rewarm.at(epoch, number)
             if self.depth is not None:
                 self.depth.start_batch(inputs)
-            for one in (self.trainee, self.twin):
-                if one is not None:
-                    # Random numbers (dropout) depend only on the place in the run, so a twin and
-                    # a resumed run draw the same.
-                    with (
-                        drawing(self.device, self.config.seed, epoch, number, "train"),
-                        explaining(lambda: f"epoch {epoch}: {batches.place} failed", OwnCodeError),
-                    ):
-                        loss = one.train_batch(inputs, targets)
-                    if self.depth is not None and one is self.trainee:
-                        self.depth.end_batch(loss)
-        if number < 0:
-            self._stop_early(epoch - 1)
-            return None
-        self._recent = self._read_calibration() if sample is None else sample.batches
-        if self.twin is not None:
-            self.twin.finish_epoch()
-        return self.trainee.finish_epoch()
+            for one in networks:
+                # Random numbers (dropout) depend only on the place in the run, so a twin and a
+                # resumed run draw the same.
+                with (
+                    drawing(self.device, self.config.seed, epoch, number, "train"),
+                    explaining(lambda: f"epoch {epoch}: {batches.place} failed", OwnCodeError),
+                ):
+                    loss = one.train_batch(inputs, targets)
+                if self.depth is not None and one is self.trainee:
+                    self.depth.end_batch(loss)
+        return number + 1
 
-    def _training_batches(self) -> DeviceBatches:
-        return DeviceBatches(
-            self._train, self.device, keeps_label=self._keeps_label, name="training"
-        )
+    def _moved(self, batches: Batches, name: str = "training") -> DeviceBatches:
+        return DeviceBatches(batches, self.device, keeps_label=self._keeps_label, name=name)
 
     def _statistics_samples(self) -> int:
         """Return the most samples for BatchNorm statistics; 0 in a model without such layers."""
@@ -404,23 +432,19 @@ class GrowthLoop:
         most = self._statistics_samples()
         if not most or self._calibration_batches is None:
             return []
-        batches = DeviceBatches(
-            self._calibration_batches(),
-            self.device,
-            keeps_label=self._keeps_label,
-            name="calibration",
-        )
+        batches = self._moved(self._calibration_batches(), "calibration")
         return list(first_samples((inputs for inputs, _ in batches), most))
 
     def _read_recent(self, epoch: int) -> list[Any]:
         """Return what `_recent` was after an epoch that was trained before a resume."""
         if not self._statistics_samples():
             return []
-        self._announce(epoch)
         if self._calibration_batches:
             return self._read_calibration()
         sample = SpreadSample(self._statistics_samples())
-        for inputs, _ in self._training_batches():
+        self._announce(epoch)
+        batches = self._train if self.budget is None else self.budget.own.again()
+        for inputs, _ in self._moved(batches):
             sample.add(inputs)
         return sample.batches
 
@@ -429,7 +453,7 @@ class GrowthLoop:
         self.gardener.recalibrate_on(self._recent)
         if self.twin is not None:
             twin = self.twin.garden
-            recalibrate(twin, self._recent, moving_norms(twin))
+            recalibrate(twin, self._twin_recent, moving_norms(twin))
 
     def _take_copy(self, score: float) -> None:
         with self.gardener.as_of_epoch():
@@ -438,15 +462,8 @@ class GrowthLoop:
     def _announce(self, epoch: int) -> None:
         """Call `set_epoch` of the training batches if they have it."""
         set_epoch = getattr(self._train, "set_epoch", None)
-        if callable(set_epoch):
+        if callable(set_epoch) and self.budget is None:  # A budget has shares, not passes.
             set_epoch(epoch)
-
-    def _plain_optimizer(self, garden: Garden) -> Optimizer:
-        return build_optimizer(self.config.training, slot_groups(garden))
-
-    def _rates(self, epoch: int, garden: Garden) -> tuple[float, list[float]]:
-        learned = garden.state.learned[0].tolist()
-        return epoch_rates(self.config.training, epoch, self.config.epochs, learned)
 
     def _stop_early(self, done: int) -> None:
         """End a run whose iterator is exhausted; refuse one that was empty from the start."""
@@ -463,22 +480,9 @@ class GrowthLoop:
         if self._rewarm is not None:
             self._rewarm.warm(self.twin.optimizer)
         wake_copies(self.twin.garden)
+        if self.budget is not None:
+            self.budget.fork_twin()
         self._kept.fork()
-
-
-def _rates_to_come(config: GrowthConfig) -> RateTable:
-    """Return the host's learning rates of all epochs."""
-    epochs = range(1, config.epochs + 1)
-    factors = [rate_factor(config.training, epoch, config.epochs) for epoch in epochs]
-    return RateTable(torch.tensor([factors]), torch.tensor([config.training.learning_rate]))
-
-
-def _controller_name(request: GrowRequest) -> str:
-    """Return the name of who decides, for records."""
-    if request.config.deepen is not None:
-        return request.config.deepen.rule
-    given = request.controller
-    return given if isinstance(given, str) else type(given).__name__
 
 
 def _device_of(model: nn.Module) -> torch.device:

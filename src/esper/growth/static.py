@@ -201,6 +201,8 @@ def at_full_amplitude(state: SlotState) -> SlotState:
 def _compute(grown: Grown, static: RunSummary) -> float:
     """Return the training FLOPs of a growing run as a share of the static network's."""
     ended = grown.summary
+    if ended.training_flops and static.training_flops and ended.compute_budget:
+        return ended.training_flops / static.training_flops
     if ended.training_flops and ended.static_flops:
         return ended.training_flops / ended.static_flops
     spent = sum(record.flops for record in grown.history)

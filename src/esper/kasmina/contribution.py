@@ -58,6 +58,12 @@ def _plan(members: tuple[bool, ...]) -> Tensor:
     return torch.tensor(rows, dtype=torch.bool)
 
 
+@lru_cache(maxsize=64)
+def count_ablations(seeds: int) -> int:
+    """Return how many configurations `plan_ablations` has for so many participating seeds."""
+    return len(_plan((True,) * seeds))
+
+
 _VELOCITY_MEMORY = 0.7
 
 

@@ -341,11 +341,14 @@ def as_options(param_limit: int, flop_limit: int, host_flops: int) -> dict[str, 
     return options
 
 
-def fitting_blueprints(state: SlotState, costs: RowCosts) -> Tensor:
+def fitting_blueprints(
+    state: SlotState, costs: RowCosts, affordable: Tensor | None = None
+) -> Tensor:
     """Return bool [R, S, B]: the blueprints that each slot can take within the limits of its row.
 
     Limits are of the whole network, `NO_LIMIT` for none. Costs are those of present seeds, of the
     new seed, and of the gates that each may get later. So a network never exceeds its limits.
+    `affordable`, int64 [R], is a second limit of operations: what the rest of a budget pays for.
     """
 
     def within(host: Tensor, grown: Tensor, gate: Tensor, seed: Tensor, limit: Tensor) -> Tensor:
@@ -360,7 +363,10 @@ def fitting_blueprints(state: SlotState, costs: RowCosts) -> Tensor:
     )
     grown = slot_flops(state, seeds)
     flops = within(costs.host_flops, grown, seeds.gate_flops, seeds.seed_flops, costs.flop_limit)
-    return is_possible & params & flops
+    fits = is_possible & params & flops
+    if affordable is None:
+        return fits
+    return fits & within(costs.host_flops, grown, seeds.gate_flops, seeds.seed_flops, affordable)
 
 
 def _missing(state: SlotState, gate: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from esper.kasmina.budget import Portion
 from esper.kasmina.contribution import GradientSample
 from esper.kasmina.garden import Garden
 from esper.kasmina.state import SlotState, empty_state
@@ -34,6 +35,8 @@ class EpochResult:
     """[R, S], of the last sampled batch."""
     sampled: Tensor
     """bool [R, S], where `gradients` holds."""
+    samples: Tensor | None = None
+    """int64 [R], training samples, where an owner has counted them; None for those asked for."""
 
 
 @dataclass(slots=True)
@@ -158,8 +161,8 @@ class Engine(Protocol):
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
 
-    def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
-        """Train one epoch; `epochs` says which one it is for every row.
+    def train(self, portions: Sequence[Portion]) -> Pending[EpochResult]:
+        """Train one epoch; `portions` says which one it is for every row, and on which samples.
 
         An engine on a device or in processes only starts the epoch. Later calls, such as `measure`,
         are queued behind it.

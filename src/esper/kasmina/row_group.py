@@ -18,9 +18,17 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
+from esper.kasmina.budget import (
+    NO_BUDGET,
+    affordable_flops,
+    plan_portions,
+    share_left,
+    training_flops,
+)
 from esper.kasmina.contribution import (
     Measured,
     compare_rows,
+    count_ablations,
     participating,
     plan_ablations,
     values_in_points,
@@ -57,7 +65,7 @@ Remembered = TypeVar("Remembered", SlotState, TrackerState, GovernorState, Measu
 Measure = Callable[[Tensor, Tensor | None], Pending[Measured]]
 """(participating seeds bool [R, S], rows bool [R] or None for all) -> what the rows show."""
 
-_BY_ROW = ("last_op", "last_success", "panic", "safe_epoch", "train_loss")
+_BY_ROW = ("last_op", "last_success", "panic", "safe_epoch", "train_loss", "spent", "seen")
 """Attributes of a group with one number per row, saved with it."""
 
 
@@ -114,7 +122,6 @@ class RowGroup:
         self.engine = engine
         self.keys = list(keys)
         self.config = config
-        self.facts = facts
         self.table = table
         self.device = table.device
         rows = len(self.keys)
@@ -127,13 +134,20 @@ class RowGroup:
         self.non_finite_seeds = torch.zeros_like(table.enabled)
         """bool [R, S]: seeds pruned in the last step because their gradients were not finite."""
         self.train_loss = torch.full((rows,), math.nan, dtype=torch.float64, device=self.device)
+        self.spent = self._full(0)
+        """int64 [R], FLOPs that a row with a budget has spent."""
+        self.seen = self._full(0)
+        """int64 [R], samples that a row with a budget was trained on."""
         self.measured: Measured | None = None
         """Measurements of the last epoch; not part of snapshots."""
+        self.facts = facts
         self._rates = rates
         self._rests_at_horizon = rests_at_horizon
         self._measure = measure
         self._training: Pending[EpochResult] | None = None
         """The epoch that has begun."""
+        self._planned: list[int] = []
+        """Samples that it trains on, by row."""
         self._safe: list[RowWeights] = []
         self.safe_epoch = self._full(0)
         """int64 [R], the epoch after which each row was last known to be safe."""
@@ -157,6 +171,31 @@ class RowGroup:
     def at_rest(self) -> Tensor:
         """Bool [R], the rows that have reached their horizon and no longer change."""
         return (self.tracker.epoch >= self.facts.horizon) & self._rests_at_horizon
+
+    @property
+    def facts(self) -> RowFacts:
+        """What is known of every row's task before it lives."""
+        return self._facts
+
+    @facts.setter
+    def facts(self, facts: RowFacts) -> None:
+        self._facts = facts
+        self._has_budget = bool((facts.compute != NO_BUDGET).any())
+        self._limit_growth()
+
+    @property
+    def flops(self) -> Tensor:
+        """Int64 [R], operations of one sample's forward pass through each row as it is now."""
+        return self.table.costs.host_flops + self.table.flops().sum(1)
+
+    def allowances(self) -> list[int]:
+        """Return the FLOPs that each row may train with before its next decision.
+
+        That is what is left of its share of the budget once the evaluation that ends the epoch is
+        paid for; 0 or less where nothing is left, and without a budget.
+        """
+        taken = self.spent + self._evaluation_flops()
+        return share_left(self.facts, self.tracker.epoch + 1, taken)
 
     # -- the step ----------------------------------------------------------------------------------
 
@@ -187,12 +226,15 @@ class RowGroup:
         """Train one epoch, measure it, roll back rows that went wrong, and record the rest."""
         resting = self.at_rest
         trained, self._training = self._training or self._train(), None
-        due = (self.tracker.epoch % self.config.ablate_every == 0) & ~resting
-        members = participating(self.state) & due[:, None]
+        due, members = self._due(), self._members()
+        flops, evaluation = self.flops, self._evaluation_flops()
         # Start both before waiting for either: a device measures while the first is read.
         measuring = self._measure(members, ~resting if bool(resting.any()) else None)
         result, measured = trained(), measuring()
         # From here on no user code runs, so the group changes as a whole.
+        planned = torch.tensor(self._planned, device=self.device)
+        samples = planned if result.samples is None else result.samples
+        self._charge(~resting, training_flops(flops, samples) + evaluation, samples)
         tracker, governor, shown = self.tracker, self.governor, self.measured
         measured, good = self._govern(measured, resting)
         self.non_finite_seeds = self._prune_non_finite(result, good & ~resting)
@@ -210,6 +252,7 @@ class RowGroup:
         if self.config.governor.is_on:
             due = self.tracker.epoch % self.config.governor.snapshot_every == 0
             self._keep_safe(due & good & ~resting)
+        self._limit_growth()
 
     def signals(self, twin_score: Tensor | None = None) -> Signals:
         """Return what a controller sees, on the group's device."""
@@ -219,6 +262,7 @@ class RowGroup:
             self.tracker,
             self.facts,
             train_loss=self.train_loss,
+            spent=self.spent,
             rates=self._rates,
             last_op=self.last_op,
             last_success=self.last_success,
@@ -260,6 +304,8 @@ class RowGroup:
             return {name: value.clone().to(self.device) for name, value in tree.items()}
 
         mine = self.memory()
+        # Rows that were saved before there were budgets have none.
+        saved = {"spent": mine["spent"], "seen": mine["seen"], **saved}
         for name in ("tracker", "governor", *_BY_ROW):
             check_like(saved[name], mine[name], name)
         check_range(saved["tracker"]["epoch"], 0, 2**53, "tracker.epoch")
@@ -275,6 +321,7 @@ class RowGroup:
         for name in _BY_ROW:
             setattr(self, name, saved[name].clone().to(self.device))
         self._safe = safe
+        self._limit_growth()
 
     def snapshot(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
         """Return the whole state of some rows (all by default) as plain data and tensors."""
@@ -300,7 +347,40 @@ class RowGroup:
         return torch.full((self.rows,), value, dtype=torch.int64, device=self.device)
 
     def _train(self) -> Pending[EpochResult]:
-        return self.engine.train((self.tracker.epoch + 1).tolist())
+        portions = plan_portions(
+            self.facts, self.tracker.epoch + 1, self.seen, self.flops, self.allowances()
+        )
+        self._planned = [portion.samples for portion in portions]
+        return self.engine.train(portions)
+
+    def _evaluation_flops(self) -> Tensor:
+        """Return int64 [R]: what it takes to measure rows with a budget as they are now."""
+        if not self._has_budget:
+            return torch.zeros_like(self.spent)
+        counts = [count_ablations(each) for each in self._members().sum(1).tolist()]
+        configurations = torch.tensor(counts, dtype=torch.int64, device=self.device)
+        return self.facts.val_samples * self.flops * configurations
+
+    def _due(self) -> Tensor:
+        """Return bool [R]: rows whose seeds are measured in this epoch."""
+        return (self.tracker.epoch % self.config.ablate_every == 0) & ~self.at_rest
+
+    def _members(self) -> Tensor:
+        """Return bool [R, S]: the seeds that are measured in this epoch."""
+        return participating(self.state) & self._due()[:, None]
+
+    def _charge(self, which: Tensor, cost: Tensor, samples: Tensor) -> None:
+        """Take what training on some samples and measuring cost rows, bool [R], off budgets."""
+        if not self._has_budget:
+            return
+        paying = which & (self.facts.compute != NO_BUDGET)
+        self.spent = self.spent + torch.where(paying, cost, 0)
+        self.seen = self.seen + torch.where(paying, samples, 0)
+
+    def _limit_growth(self) -> None:
+        """Let rows grow only as far as the rest of their budget pays for."""
+        if self._has_budget:
+            self.table.affordable = affordable_flops(self.facts, self.tracker.epoch, self.spent)
 
     def _govern(self, measured: Measured, resting: Tensor) -> tuple[Measured, Tensor]:
         """Roll back rows that panic; return the measurements then, and bool [R], the other rows."""
@@ -343,6 +423,7 @@ class RowGroup:
         self._build()
         nobody = torch.zeros_like(self.state.occupied)
         again = self._measure(nobody, bad)()
+        self._charge(bad, self.facts.val_samples * self.flops, torch.zeros_like(self.seen))
         return dataclasses.replace(
             measured,
             loss=torch.where(bad, again.loss, measured.loss),

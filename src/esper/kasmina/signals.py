@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.kasmina.budget import NO_BUDGET
 from esper.kasmina.lifecycle import time_to_target, velocity
 from esper.kasmina.slot_table import SlotTable
 from esper.leyline.actions import TensorRecord
@@ -113,6 +114,12 @@ class RowFacts:
     """int64 [R], samples trained on in one epoch, 0 where unknown."""
     num_classes: Tensor
     """int64 [R], classes or distinct tokens, 0 where there are none or unknown."""
+    compute: Tensor
+    """int64 [R], training FLOPs that an episode may take, `NO_BUDGET` where it has epochs alone."""
+    batch_samples: Tensor
+    """int64 [R], samples of an optimizer step, 0 where unknown."""
+    val_samples: Tensor
+    """int64 [R], samples by which an epoch is measured, 0 where unknown."""
 
 
 def row_facts(
@@ -124,6 +131,9 @@ def row_facts(
     train_samples: int | Tensor = 0,
     samples_per_epoch: int | Tensor = 0,
     num_classes: int | Tensor = 0,
+    compute: int | Tensor = NO_BUDGET,
+    batch_samples: int | Tensor = 0,
+    val_samples: int | Tensor = 0,
     device: torch.device | str = "cpu",
 ) -> RowFacts:
     """Return the facts of rows; every value is for all of them or [R]."""
@@ -138,6 +148,9 @@ def row_facts(
         train_samples=each(train_samples),
         samples_per_epoch=each(samples_per_epoch),
         num_classes=each(num_classes),
+        compute=each(compute),
+        batch_samples=each(batch_samples),
+        val_samples=each(val_samples),
     )
 
 
@@ -227,6 +240,7 @@ def read_signals(
     facts: RowFacts,
     *,
     train_loss: Tensor,
+    spent: Tensor,
     rates: Rates,
     last_op: Tensor,
     last_success: Tensor,
@@ -277,6 +291,8 @@ def read_signals(
         samples_per_epoch=facts.samples_per_epoch,
         num_classes=facts.num_classes,
         chance_loss=facts.chance_loss.to(torch.float32),
+        compute_budget=facts.compute,
+        compute_spent=spent,
         last_op=last_op,
         last_success=last_success,
         rolled_back=rolled_back,

@@ -76,6 +76,9 @@ class SlotTable:
         """State of the slots, tensors [R, S]."""
         self.enabled = torch.ones((rows, slots), dtype=torch.bool, device=device)
         """Bool [R, S], the slots in use."""
+        self.affordable: Tensor | None = None
+        """Int64 [R], operations per sample that the rest of a budget of compute pays for; None
+        where no row has a budget."""
 
     @property
     def device(self) -> torch.device:
@@ -88,7 +91,7 @@ class SlotTable:
 
     def fits(self) -> Tensor:
         """Return bool [R, S, B]: the blueprints that may be germinated now, within the limits."""
-        return fitting_blueprints(self.state, self.costs)
+        return fitting_blueprints(self.state, self.costs, self.affordable)
 
     def view(self) -> RuleView:
         """Return what legality depends on."""

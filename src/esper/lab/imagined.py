@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import drawn_names, selectable
+from esper.kasmina.budget import Portion
 from esper.kasmina.contribution import GradientSample, Measured
 from esper.kasmina.costs import NOT_FOR_THE_SLOT, SlotCosts, row_costs
 from esper.kasmina.engine import EpochResult, RowWeights, empty_sample
@@ -111,7 +112,7 @@ class ImaginedEngine:
         """Return the sizes of the seeds, int64 [R, S]."""
         return torch.where(state.has_module, self._sizes[state.blueprint], 0)
 
-    def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
+    def train(self, portions: Sequence[Portion]) -> Pending[EpochResult]:
         """Train nothing."""
         return lambda: self.epoch
 

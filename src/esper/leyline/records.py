@@ -213,6 +213,9 @@ class EpochRecord(Plain):
     measured; 0 if they were not."""
     depth: DepthRecord | None = None
     """None for a network that is not deepened."""
+    training_flops: float | None = None
+    """Training FLOPs spent so far: of a deepened network, or, with evaluation, of one that has a
+    budget."""
 
     @property
     def decisions(self) -> tuple[DecisionRecord, ...]:
@@ -279,9 +282,12 @@ class RunSummary(Plain):
     stacks: tuple[StackRecord, ...] = ()
     """The stacks of a deepened network, as the result has them."""
     training_flops: float | None = None
-    """Training FLOPs of the whole run, for a deepened network."""
+    """Training FLOPs of the whole run: of a deepened network, or, with evaluation, of one that has
+    a budget."""
     static_flops: float | None = None
     """FLOPs of the same steps with all blocks awake."""
+    compute_budget: float | None = None
+    """Training FLOPs that the run could spend; None if it had no budget."""
 
 
 class SeedLives:

@@ -68,6 +68,10 @@ class Signals(TensorRecord):
     """int64 [R], classes or distinct tokens, 0 where there are none or nobody knows."""
     chance_loss: Tensor
     """float32 [R], loss of a network that only guesses, NaN where unknown."""
+    compute_budget: Tensor
+    """int64 [R], training FLOPs that the episode may take, -1 where it has epochs alone."""
+    compute_spent: Tensor
+    """int64 [R], those spent so far, evaluation included; 0 without a budget."""
     last_op: Tensor
     """int64 [R], previous op, WAIT at the start."""
     last_success: Tensor

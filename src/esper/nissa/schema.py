@@ -63,7 +63,9 @@ class EpochRow(Moment):
     host_flops: int | None = column("operations", FLOPS_OF_HOST)
     live_seeds: int | None = column("seeds", "Seeds with a module, fossilized ones included.")
     training_steps: int | None = column("steps", "Optimizer steps so far, of a deepened network.")
-    training_flops: float | None = column("operations", "What they took, forward and backward.")
+    training_flops: float | None = column(
+        "operations", "Training so far, of a deepened network or of one with a budget."
+    )
     static_flops: float | None = column("operations", "The same with all blocks awake throughout.")
     rollback_reason: str | None = column("", ROLLBACK)
     statistics_samples: int | None = column(

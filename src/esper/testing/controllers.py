@@ -253,6 +253,8 @@ def random_signals(rows: int, slots: int, generator: torch.Generator) -> tuple[S
         samples_per_epoch=draw.integers(0, 5_000, rows),
         num_classes=draw.one_of((0, 2, 10, 100), rows),
         chance_loss=torch.where(draw.chance(0.9, rows), 2.3, torch.nan),
+        compute_budget=torch.where(limited, 10**12, -1),
+        compute_spent=torch.where(limited, 10**12 * epoch // 60, 0),
         last_op=draw.integers(0, NUM_OPS, rows),
         last_success=draw.chance(0.8, rows),
         rolled_back=draw.chance(0.05, rows),

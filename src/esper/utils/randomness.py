@@ -34,13 +34,15 @@ def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Gen
     return torch.Generator(device=device).manual_seed(derive_seed(*keys))
 
 
-def random_words(seeds: Tensor, count: int) -> Tensor:
+def random_words(seeds: Tensor, count: int, first: int = 0) -> Tensor:
     """Return int64 [R, count]: 32 random bits for every index of every seed, int64 [R].
+
+    Indices are `first`, `first` + 1, ...
 
     Word i of a seed is a hash of both. CPU and GPU give the same bits, for one seed or for many at
     once, and there is no generator state to save.
     """
-    index = torch.arange(count, device=seeds.device) * 0x9E37_79B9
+    index = torch.arange(first, first + count, device=seeds.device) * 0x9E37_79B9
     low, high = seeds[:, None] & _WORD, (seeds[:, None] >> 32) & _WORD
     return _mix((_mix((index + low) & _WORD) + high) & _WORD)
 

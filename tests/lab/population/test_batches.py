@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.kasmina.budget import Portion
 from esper.lab.population.batches import (
     BatchBuffers,
-    EpochPlan,
     RowSamples,
+    SamplePlan,
     join_shared,
     order_images,
     stack_normalisation,
@@ -34,15 +35,21 @@ def task(request: pytest.FixtureRequest) -> Task:
 
 def draw(
     data: TaskData | Sequence[TaskData], epochs: Sequence[int], keys: Sequence[int] = KEYS
-) -> tuple[RowSamples, EpochPlan]:
+) -> tuple[RowSamples, SamplePlan]:
     """Return rows with this data, one for all or one for each, and an epoch of them."""
     each = [data] * len(keys) if isinstance(data, TaskData) else list(data)
     samples = RowSamples(each, keys)
-    return samples, samples.draw(epochs)
+    return samples, draw_epochs(samples, epochs)
+
+
+def draw_epochs(samples: RowSamples, epochs: Sequence[int]) -> SamplePlan:
+    """Return whole epochs of rows."""
+    count = samples._data[0].samples_per_step
+    return samples.draw([Portion(e, (e - 1) * count, count) for e in epochs], 0, count)
 
 
 def batches(
-    samples: RowSamples, plan: EpochPlan, row: int, size: int = 4
+    samples: RowSamples, plan: SamplePlan, row: int, size: int = 4
 ) -> list[tuple[Tensor, Tensor]]:
     total = plan.indices.shape[1]
     parts = [(start, min(start + size, total)) for start in range(0, total, size)]
@@ -76,7 +83,7 @@ def test_a_row_does_not_depend_on_the_others(task: Task) -> None:
     samples, crowd = draw(data, [7, 2, 1])
     single = batches(*draw(data, [2], KEYS[1:2]), 0)
     assert_batches(batches(samples, crowd, 1), single)
-    other = batches(samples, samples.draw([2, 2, 2]), 0)
+    other = batches(samples, draw_epochs(samples, [2, 2, 2]), 0)
     assert not all(torch.equal(x, y) for (x, _), (y, _) in zip(other, single, strict=True)), (
         "rows with different keys see different samples"
     )
@@ -124,16 +131,16 @@ def test_normalisation_is_a_value_of_the_row() -> None:
 
 def test_an_epoch_is_the_same_whatever_was_drawn_before() -> None:
     straight, jumping = (RowSamples([TinyImages().load()] * 3, KEYS) for _ in range(2))
-    expected = {epoch: straight.draw([epoch] * 3) for epoch in range(1, 6)}
+    expected = {epoch: draw_epochs(straight, [epoch] * 3) for epoch in range(1, 6)}
     # Ahead of itself, back, the same again, and rows at different epochs, as after a restore.
     for epoch in (4, 5, 1, 1, 3, 2):
-        found = jumping.draw([epoch] * 3)
+        found = draw_epochs(jumping, [epoch] * 3)
         assert torch.equal(found.indices, expected[epoch].indices)
         assert found.crops is not None
         assert expected[epoch].crops is not None
         for name in ("top", "left", "is_flipped"):
             assert torch.equal(getattr(found.crops, name), getattr(expected[epoch].crops, name))
-    mixed = jumping.draw([3, 1, 5])
+    mixed = draw_epochs(jumping, [3, 1, 5])
     for row, epoch in enumerate((3, 1, 5)):
         assert torch.equal(mixed.indices[row], expected[epoch].indices[row])
 

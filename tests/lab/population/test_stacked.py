@@ -401,7 +401,7 @@ def test_what_a_captured_step_works_on_stays_where_it_is(monkeypatch: pytest.Mon
         tensors = [step.loss, step._active, step._partner, engine._batch.x, engine._batch.y]
         for stack in (engine._hosts, *(stack.parameters for stack in seed_stacks.stacks)):
             tensors += [stack.flat, stack.momentum, stack.used, *stack.leaves.values()]
-        for grown in engine._training_forwards:
+        for grown in engine._phase.forwards:
             if grown is not None:
                 tensors += [getattr(grown.index, f.name) for f in dataclasses.fields(grown.index)]
         return {tensor.data_ptr() for tensor in tensors}

@@ -11,7 +11,7 @@ from esper.lab.population.engine import CudaStreams, SlotSpec
 from esper.lab.population.parameter_stack import StackCapacity
 from esper.lab.population.seed_stacks import SeedStacks
 from esper.lab.population.slot_forward import BLENDED, EMPTY, SlotForward
-from esper.lab.population.validation import ValidationRows
+from esper.lab.population.validation import SelectedRows
 from esper.leyline.stages import SeedStage
 from tests.lab.population.seed_states import (
     CHANNELS,
@@ -31,12 +31,12 @@ ON, OFF = np.ones((4, 1), dtype=bool), np.zeros((4, 1), dtype=bool)
 
 def make_rows(
     seed_stacks: SeedStacks, slots: tuple[SlotSpec, ...] = (SPEC,), *, has_spares: bool = False
-) -> ValidationRows:
+) -> SelectedRows:
     capacity = StackCapacity(has_spares=has_spares, rows=64, sample_bytes=1)
-    return ValidationRows(seed_stacks, slots, capacity, torch.device("cpu"), CudaStreams())
+    return SelectedRows(seed_stacks, slots, capacity, torch.device("cpu"), CudaStreams())
 
 
-def forward_at(selected: ValidationRows, slot: int = 0) -> SlotForward:
+def forward_at(selected: SelectedRows, slot: int = 0) -> SlotForward:
     forward = selected.forwards[slot]
     assert forward is not None
     return forward
@@ -157,7 +157,7 @@ def test_slots_are_apart() -> None:
     assert changed == [False, False, True] + [False] * (len(changed) - 3)
 
 
-def sorted_counts(selected: ValidationRows) -> list[int]:
+def sorted_counts(selected: SelectedRows) -> list[int]:
     return [count for (_, kind), count in sorted(selected._entries.items()) if kind >= 0]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.kasmina.budget import Portion
 from esper.kasmina.contribution import participating, plan_ablations
 from esper.kasmina.state import empty_state
 from esper.lab.population import strategy
@@ -37,6 +38,10 @@ from tests.lab.population.tiny_tasks import (
     row_tree,
 )
 from tests.plots import same
+
+NINTH = [Portion(9, 8 * TinyValues.defaults.samples_per_step, TinyValues.defaults.samples_per_step)]
+NINTH *= 3
+"""The ninth epoch of three rows."""
 
 
 def open_files() -> int:
@@ -173,7 +178,7 @@ def test_workers_give_the_numbers_of_rows_one_after_another_though_one_is_killed
         plans = [plan_ablations(row) for row in participating(state).tolist()]
         spoiled = engine.read(2)
         spoiled.host["head.weight"].fill_(float("nan"))
-        engine.train([9, 9, 9])
+        engine.train(NINTH)
         engine.write(2, spoiled, state.select([2]))
         loss, _ = engine.measure(plans)
         assert loss.isfinite().all(1).tolist() == [True] * (len(loss) - len(plans[2])) + [
@@ -188,13 +193,13 @@ def test_workers_give_the_numbers_of_rows_one_after_another_though_one_is_killed
         with pytest.warns(EsperWarning, match="worker process 1 ended unexpectedly with exit code"):
             found = do(shared, germinate("lora"))
         assert same(do(plain, germinate("lora")).val_loss, found.val_loss)
-        training = engine.train([9, 9, 9])
+        training = engine.train(NINTH)
         os.kill(engine._pool.process_ids[0], signal.SIGKILL)
         alone, nothing = plain.groups[0].engine, [plan[:0] for plan in plans]
         with pytest.warns(EsperWarning, match="-9; another one plays its rows again"):
             # Rows are measured after the epoch that has begun, whether anybody has waited for it.
             engine.measure(nothing)
-        assert same(alone.train([9, 9, 9])().loss, training().loss)
+        assert same(alone.train(NINTH)().loss, training().loss)
         for row in range(3):
             assert same(row_tree(plain, row), row_tree(shared, row))
         assert victim not in {process.pid for process in multiprocessing.active_children()}

@@ -111,6 +111,7 @@ class Story:
             self.tracker,
             row_facts(1, horizon=self.horizon, budget=BUDGET),
             train_loss=torch.tensor([math.nan]),
+            spent=one(0),
             rates=unknown_rates,
             last_op=one(self.last_op),
             last_success=torch.tensor([self.success]),

@@ -62,6 +62,7 @@ def garden_signals(garden: Garden) -> Signals:
         start_tracking(1, TrackerConfig()),
         row_facts(1, horizon=60, budget=500),
         train_loss=torch.tensor([math.nan]),
+        spent=one(0),
         rates=unknown_rates,
         last_op=one(0),
         last_success=torch.tensor([True]),

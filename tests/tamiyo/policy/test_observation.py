@@ -20,7 +20,12 @@ from esper.tamiyo.policy.observation import (
 )
 from esper.testing.controllers import random_signals
 
-LAYOUTS: list[ObservationLayout] = [DocumentsLayout(3), TravellingLayout(3, NUM_BLUEPRINTS)]
+RATIOS = TravellingLayout(3, NUM_BLUEPRINTS, "ratios")
+LAYOUTS: list[ObservationLayout] = [
+    DocumentsLayout(3),
+    TravellingLayout(3, NUM_BLUEPRINTS),
+    RATIOS,
+]
 
 
 def some(slots: int = 3, seed: int = 0) -> Signals:
@@ -115,3 +120,47 @@ def test_debugging_names_a_feature_that_is_not_finite(monkeypatch: pytest.Monkey
 def test_layouts_are_made_by_name() -> None:
     assert make_layout("documents", 4, NUM_BLUEPRINTS) == DocumentsLayout(4)
     assert make_layout("travelling", 4, NUM_BLUEPRINTS) == TravellingLayout(4, NUM_BLUEPRINTS)
+
+
+def test_ratios_do_not_change_with_the_size_of_anything() -> None:
+    signals = some()
+    sizes = ("params", "host_params", "budget", "flops", "host_flops", "slot_params", "slot_flops")
+    limits = ("param_limit", "flop_limit", "seed_params", "seed_flops")
+    times = ("epoch", "max_epochs", "plateau_epochs", "epochs_in_stage", "age", "time_to_target")
+    whole = {name: getattr(signals, name) for name in (*sizes, *limits, *times)}
+    scaled = {
+        name: torch.where(value > 0, 4 * value, value).to(value.dtype)
+        for name, value in whole.items()
+    }
+    other = replace(
+        signals,
+        **scaled,
+        train_samples=7 * signals.train_samples,
+        samples_per_epoch=3 * signals.samples_per_epoch,
+        slot_channels=2 * signals.slot_channels,
+        slot_positions=2 * signals.slot_positions,
+        learning_rate=0.1 * signals.learning_rate,
+        compute_budget=torch.where(signals.compute_budget > 0, 4 * signals.compute_budget, -1),
+        compute_spent=4 * signals.compute_spent,
+        grad_norm=10 * signals.grad_norm,
+    )
+    torch.testing.assert_close(RATIOS.observe(other)[0], RATIOS.observe(signals)[0])
+    assert not torch.equal(LAYOUTS[1].observe(other)[0], LAYOUTS[1].observe(signals)[0])
+
+
+def test_ratios_tell_what_is_left_and_what_a_step_would_cost() -> None:
+    signals = replace(
+        some(),
+        compute_budget=torch.tensor([1000, -1] * 10),
+        compute_spent=torch.tensor([250, 0] * 10),
+    )
+    numbers, names = RATIOS.observe(signals)[0], list(RATIOS.names)
+    left = numbers[:, names.index("budget_left")]
+    assert left[::2].tolist() == [0.75] * 10
+    torch.testing.assert_close(left[1::2], 1 - signals.epoch[1::2] / signals.max_epochs[1::2])
+    assert numbers[:, names.index("budget_known")].tolist() == [1.0, 0.0] * 10
+    pairs = RATIOS.parts[2].of(numbers).unflatten(1, (3, NUM_BLUEPRINTS))
+    fits = pairs[..., RATIOS.features.index("pair", "fits")] > 0
+    costs = torch.log1p(signals.seed_flops / signals.flops[:, None, None]).clamp(max=3)
+    found = pairs[..., RATIOS.features.index("pair", "step_cost")]
+    torch.testing.assert_close(found[fits], costs[fits])

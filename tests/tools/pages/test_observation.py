@@ -15,6 +15,7 @@ def test_every_feature_has_its_line() -> None:
 
 def test_every_travelling_feature_has_its_line() -> None:
     page = render_travelling()
-    for part in TravellingLayout(3, NUM_BLUEPRINTS).parts:
-        for index, spec in enumerate(part.specs):
-            assert f"| {index} | `{spec.name}` | {spec.formula} |" in page
+    for name in ("travelling", "ratios"):
+        for part in TravellingLayout(3, NUM_BLUEPRINTS, name).parts:
+            for index, spec in enumerate(part.specs):
+                assert f"| {index} | `{spec.name}` | {spec.formula} |" in page

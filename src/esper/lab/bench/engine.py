@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.kasmina.budget import Portion
 from esper.kasmina.contribution import participating, plan_ablations
 from esper.kasmina.engine import EpochResult, EvaluatedEngine
 from esper.kasmina.hosts import CnnConfig
@@ -299,9 +300,9 @@ class PhaseClock:
         self.train_s = self.validate_s = 0.0
         train, measure = engine.train, engine.measure
 
-        def timed_train(epochs: Sequence[int]) -> Pending[EpochResult]:
+        def timed_train(portions: Sequence[Portion]) -> Pending[EpochResult]:
             started = now(device)
-            result = train(epochs)()
+            result = train(portions)()
             self.train_s += now(device) - started
             return lambda: result
 

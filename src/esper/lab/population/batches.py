@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from esper.kasmina.budget import Portion
 from esper.lab.population.vmap_rules import has_kernels
 from esper.lab.tasks.dataset import (
     PADDING,
     Crops,
-    EpochOrders,
+    SampleOrders,
     TaskData,
     crop_flip,
     crop_seed,
@@ -31,14 +32,22 @@ from esper.utils.process import grouped, to_device
 
 
 @dataclass(frozen=True, slots=True)
-class EpochPlan:
-    """One epoch of some rows; tensors [R, samples, ...] on the data's device."""
+class SamplePlan:
+    """What some rows are trained on next; tensors [R, samples, ...] on the data's device."""
 
     indices: Tensor
     """int64, where samples lie in `RowSamples.stored`."""
     targets: Tensor | None
     """Their targets, as each row has them; None for tokens."""
     crops: Crops | None
+    rows: Tensor | None = None
+    """int64 [R], which rows of the stack these are; None for all in order."""
+
+    def of(self, rows: Tensor) -> SamplePlan:
+        """Return the plan of some of the rows, int64."""
+        crops = None if self.crops is None else self.crops[rows]
+        targets = None if self.targets is None else self.targets[rows]
+        return SamplePlan(self.indices[rows], targets, crops, rows)
 
 
 class RowSamples:
@@ -67,10 +76,10 @@ class RowSamples:
         varied = [each.augmentation != "none" for each in data]
         self._are_varied = any(varied), all(varied)
         self._is_varied = torch.tensor(varied, device=self.device)
-        alike = grouped(((len(d.kept), d.samples_per_step), row) for row, d in enumerate(data))
+        alike = grouped((len(each.kept), row) for row, each in enumerate(data))
         self._orders = [
-            (rows, EpochOrders([keys[row] for row in rows], size, samples, self.device))
-            for (size, samples), rows in alike.items()
+            (rows, SampleOrders([keys[row] for row in rows], size, self.device))
+            for size, rows in alike.items()
         ]
         drawn = [row for rows, _ in self._orders for row in rows]
         self._place_of_row = torch.tensor(drawn, device=self.device).argsort()
@@ -93,30 +102,34 @@ class RowSamples:
             self.bias.reshape(rows, -1).expand(wide).contiguous(),
         )
 
-    def draw(self, epochs: Sequence[int]) -> EpochPlan:
-        """Draw the epoch that each row is at."""
-        places = self._kept[self._kept_first[:, None] + self._draw_positions(epochs)]
+    def draw(self, portions: Sequence[Portion], start: int, stop: int) -> SamplePlan:
+        """Draw some samples of every row's portion: number `start` of it to number `stop` - 1.
+
+        A row whose portion has fewer is given others, which it is not to be trained on.
+        """
+        firsts = [portion.first + start for portion in portions]
+        positions = self._draw_positions(firsts, stop - start)
+        places = self._kept[self._kept_first[:, None] + positions]
         targets = None
         if self._targets is not None:
             stored, first = self._targets
             targets = stored[first[:, None] + places]
-        return EpochPlan(
-            places + self._source_first[:, None], targets, self._draw_crops(epochs, places.shape[1])
-        )
+        crops = self._draw_crops([each.epoch for each in portions], stop - start, start)
+        return SamplePlan(places + self._source_first[:, None], targets, crops)
 
-    def _draw_positions(self, epochs: Sequence[int]) -> Tensor:
-        """Return int64 [R, samples]: positions among the samples each row has."""
-        parts = [orders.draw([epochs[row] for row in rows]) for rows, orders in self._orders]
+    def _draw_positions(self, firsts: Sequence[int], count: int) -> Tensor:
+        """Return int64 [R, count]: positions among the samples each row has."""
+        parts = [orders.draw([firsts[row] for row in rows], count) for rows, orders in self._orders]
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts)[self._place_of_row]
 
-    def _draw_crops(self, epochs: Sequence[int], count: int) -> Crops | None:
+    def _draw_crops(self, epochs: Sequence[int], count: int, first: int) -> Crops | None:
         some, everybody = self._are_varied
         if not some:
             return None
         seeds = [crop_seed(key, epoch) for key, epoch in zip(self._keys, epochs, strict=True)]
-        drawn = draw_crops(to_device(torch.tensor(seeds), self.device), count)
+        drawn = draw_crops(to_device(torch.tensor(seeds), self.device), count, first)
         if everybody:
             return drawn
         # A crop out of the middle leaves an image as it is.
@@ -127,8 +140,8 @@ class RowSamples:
             varied & drawn.is_flipped,
         )
 
-    def gather(self, plan: EpochPlan, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return inputs [R, B, ...] and targets [R, B, ...] of some of an epoch's samples."""
+    def gather(self, plan: SamplePlan, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return inputs [R, B, ...] and targets [R, B, ...] of some of a plan's samples."""
         x = self.stored[plan.indices[:, start:stop]]
         if plan.targets is None:
             tokens = x.long()
@@ -138,7 +151,8 @@ class RowSamples:
             x = crop_flip(x.flatten(0, 1), part).reshape(x.shape)
         x = x.float()
         if self.gain is not None and self.bias is not None:
-            x = x * self.gain[:, None] + self.bias[:, None]
+            gain, bias = (_taken(each, plan.rows) for each in (self.gain, self.bias))
+            x = x * gain[:, None] + bias[:, None]
         return x, plan.targets[:, start:stop]
 
 
@@ -178,27 +192,29 @@ class BatchBuffers:
         """Hold nothing yet; real inputs will have the precision `compute`."""
         self._compute = compute
         self._has_kernels = has_kernels(torch.zeros(0, dtype=compute, device=device))
-        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._buffers: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.x = self.y = torch.zeros(0)
 
-    def load(self, samples: RowSamples, plan: EpochPlan, start: int, stop: int) -> None:
-        """Take over some samples of an epoch; batches of one size use the same memory."""
+    def load(self, samples: RowSamples, plan: SamplePlan, start: int, stop: int) -> None:
+        """Take over some samples of a plan; batches of one size use the same memory."""
         normalisation = samples.channel_normalisation if self._has_kernels else None
         if normalisation is not None:
-            self._load_images(samples, plan, start, stop, *normalisation)
+            gain, bias = (_taken(each, plan.rows) for each in normalisation)
+            self._load_images(samples, plan, start, stop, gain, bias)
             return
         x, y = samples.gather(plan, start, stop)
         x = x.to(self._compute) if x.is_floating_point() else x
-        if stop - start not in self._buffers:
-            self._buffers[stop - start] = x.clone(), y.clone()
-        self.x, self.y = self._buffers[stop - start]
+        shape = len(x), stop - start
+        if shape not in self._buffers:
+            self._buffers[shape] = x.clone(), y.clone()
+        self.x, self.y = self._buffers[shape]
         self.x.copy_(x)
         self.y.copy_(y)
 
     def _load_images(
         self,
         samples: RowSamples,
-        plan: EpochPlan,
+        plan: SamplePlan,
         start: int,
         stop: int,
         gain: Tensor,
@@ -209,14 +225,19 @@ class BatchBuffers:
         assert plan.targets is not None, "images have labels or values"
         rows, (_, channels, height, width) = len(plan.indices), samples.stored.shape
         y = plan.targets[:, start:stop]
-        if stop - start not in self._buffers:
+        if (rows, stop - start) not in self._buffers:
             shape = (rows, stop - start, height, width, _padded(channels))
             pixels = torch.zeros(shape, dtype=self._compute, device=samples.device)
-            self._buffers[stop - start] = pixels, y.clone()
-        pixels, self.y = self._buffers[stop - start]
+            self._buffers[rows, stop - start] = pixels, y.clone()
+        pixels, self.y = self._buffers[rows, stop - start]
         self.x = pixels[..., :channels].movedim(-1, 2)
         self.y.copy_(y)
         sample_images(samples.stored, plan.indices, plan.crops, gain, bias, start, pixels)
+
+
+def _taken(values: Tensor, rows: Tensor | None) -> Tensor:
+    """Return values of some rows, or of all."""
+    return values if rows is None else values[rows]
 
 
 def order_images(x: Tensor) -> Tensor:

@@ -114,6 +114,11 @@ class Condition:
         """Epochs of an episode; the row rests after the last of them."""
         return self.task.config.horizon
 
+    @property
+    def compute_budget(self) -> int:
+        """Training FLOPs of an episode, `NO_BUDGET` without a budget."""
+        return self.task.compute_budget(len(self.data.subset))
+
 
 @dataclass(frozen=True, slots=True)
 class StackKey:
@@ -133,6 +138,8 @@ class StackKey:
     kind: Kind
     stored: torch.dtype
     """Type of the samples as they are stored."""
+    has_budget: bool
+    """Whether epochs are shares of a budget: of whole batches, however many samples there are."""
 
     @classmethod
     def of(cls, condition: Condition) -> StackKey:
@@ -152,6 +159,7 @@ class StackKey:
             validation_samples=len(data.subset),
             kind=data.kind,
             stored=data.splits.samples["train"].dtype,
+            has_budget=config.budget is not None,
         )
 
 

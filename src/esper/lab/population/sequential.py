@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.budget import Portion
 from esper.kasmina.contribution import participating, plan_ablations, values_in_points
 from esper.kasmina.engine import EpochResult, RowWeights, read_weights, take_samples, write_weights
 from esper.kasmina.evaluation import BatchEvaluator
@@ -87,21 +88,21 @@ class SequentialEngine:
         gardens = enumerate(self._gardens)
         return torch.cat([garden.sync(state.select([row])) for row, garden in gardens])
 
-    def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
+    def train(self, portions: Sequence[Portion]) -> Pending[EpochResult]:
         """Train one epoch of every row that is not at rest, one row after another."""
         losses = []
         training = RowTraining.of(
             [condition.task.config for condition in self._conditions],
-            epochs,
+            [portion.epoch for portion in portions],
             [condition.horizon for condition in self._conditions],
             [garden.state.learned[0].tolist() for garden in self._gardens],
         )
         self._at_rest = [not learns for learns in training.learns]
         with one_thread(self._device):
-            for row, epoch in enumerate(epochs):
+            for row, portion in enumerate(portions):
                 started = time.thread_time()
                 self._prepare_row(row, training)
-                losses.append(math.nan if self._at_rest[row] else self._train_row(row, epoch))
+                losses.append(math.nan if self._at_rest[row] else self._train_row(row, portion))
                 self.row_seconds[row] = time.thread_time() - started
         sample, sampled = take_samples(self._gardens)
         result = EpochResult(torch.tensor(losses, dtype=torch.float64), sample, sampled)
@@ -186,17 +187,18 @@ class SequentialEngine:
             else:
                 group["momentum"] = float(training.momenta[row])
 
-    def _train_row(self, row: int, epoch: int) -> float:
+    def _train_row(self, row: int, portion: Portion) -> float:
         trainee, key, condition = self._trainees[row], self._keys[row], self._conditions[row]
         data, size = condition.data, condition.task.config.batch_size
-        order, crops = data.order(key, epoch), data.crops(key, epoch)
+        order = data.order_from(key, portion.first, portion.samples)
+        crops = data.crops(key, portion.epoch, portion.samples)
         trainee.start_epoch()
         for number, start in enumerate(range(0, len(order), size)):
             part = slice(start, start + size)
             x, y = data.batch("train", order[part], None if crops is None else crops[part])
             # A module that draws random numbers draws them from its row's own stream, named as
             # for a network that grows alone.
-            with drawing(data.device, key, epoch, number, "train"):
+            with drawing(data.device, key, portion.epoch, number, "train"):
                 trainee.train_batch(x.to(self._dtype) if x.is_floating_point() else x, y)
         loss = trainee.finish_epoch()
         assert loss is not None, "a task has at least one batch"

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from esper.kasmina.budget import Portion
 from esper.kasmina.contribution import GradientSample, summarise
 from esper.kasmina.engine import EpochResult, Moments, RowWeights, empty_sample
 from esper.kasmina.optimizer import GRADIENT_STRIDE
@@ -26,14 +28,32 @@ from esper.lab.population.parameter_stack import ParameterStack, StackCapacity
 from esper.lab.population.seed_stacks import ABSENT, GATE, SeedStacks
 from esper.lab.population.slot_forward import Integers, SlotForwards, apply_slot
 from esper.lab.population.train_step import Reals, RowTraining, TrainStep, learning_entries
-from esper.lab.population.validation import ValidationPass
+from esper.lab.population.validation import SelectedRows, ValidationPass
 from esper.lab.population.vmap_rules import has_kernels, install_vmap_rules, stacked_attention
 from esper.lab.tasks.splits import Split
 from esper.leyline.stages import SeedStage
-from esper.utils.process import Pending, to_host
+from esper.utils.process import Pending, to_device, to_host
 
 _STREAMS = 8
 """Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
+
+
+_WORTH_LEAVING_OUT = 0.75
+"""Share of the rows in a step from which on those that are done are left out of it."""
+
+_PLANNED_SAMPLES = 2**24
+"""Most samples of all rows whose order is drawn at once."""
+
+
+class Phase(NamedTuple):
+    """The rows that a training step runs, until some have taken all steps of their epoch."""
+
+    rows: Tensor | None
+    """int64, on the device; None for all in order."""
+    forwards: SlotForwards
+    """What runs at every slot."""
+    replay: GraphReplay | None
+    """Replays the step, where steps are captured."""
 
 
 class StackedEngine:
@@ -79,7 +99,6 @@ class StackedEngine:
         shared = conditions[0].task
         self._objective = shared.objective
         self._batch_size = shared.config.batch_size
-        self._epoch_samples = conditions[0].data.samples_per_step
         self._template = hosts[0]
         first = dict(hosts[0].named_parameters())
         some = next(iter(first.values()))
@@ -98,8 +117,10 @@ class StackedEngine:
         self._take_rows(conditions, keys)
         self._batch = BatchBuffers(self._compute, self._device)
         self._state: SlotState | None = None
-        self._training_forwards: SlotForwards = ()
-        """What runs at every slot in training."""
+        self._phase = Phase(None, (), None)
+        """What runs in a training step."""
+        self._selections: dict[int, tuple[SelectedRows, GraphReplay | None]] = {}
+        """Some rows of the stack, by the number of their positions."""
         self._active_forwards: SlotForwards | None = None
         """What the hooks run, while the host is run."""
         self._row: Tensor | None = None
@@ -107,8 +128,16 @@ class StackedEngine:
         install_vmap_rules(self._template.to(self._device, self._compute))
         may_capture = use_graphs and self._stream.is_on_cuda
         self._replay = GraphReplay(self._stream) if may_capture else None
-        streams = CudaStreams(
+        streams = self._streams = CudaStreams(
             _STREAMS if has_kernels(self._hosts.used) else 0, self._stream.priority
+        )
+        self._capacity = StackCapacity(
+            has_spares=self._replay is not None,
+            rows=len(keys),
+            sample_bytes=self._batch_size * self._compute.itemsize,
+        )
+        self._samples_at_once = self._batch_size * max(
+            1, _PLANNED_SAMPLES // (len(keys) * self._batch_size)
         )
         self._seed_stacks = SeedStacks(
             slots,
@@ -116,11 +145,7 @@ class StackedEngine:
             self._dtype,
             self._device,
             self._compute,
-            StackCapacity(
-                has_spares=self._replay is not None,
-                rows=len(keys),
-                sample_bytes=self._batch_size * self._compute.itemsize,
-            ),
+            self._capacity,
             streams,
             has_squares=has_squares,
         )
@@ -173,43 +198,85 @@ class StackedEngine:
             self._seed_stacks.sync(state)
             return self._seed_stacks.sizes(state)
 
-    def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
+    def train(self, portions: Sequence[Portion]) -> Pending[EpochResult]:
         """Train one epoch of every row that is not at rest, or let a device begin to."""
         with self._stream.use(is_awaited=False):
-            return self._train(epochs)
+            return self._train(portions)
 
-    def _train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
+    def _train(self, portions: Sequence[Portion]) -> Pending[EpochResult]:
         assert self._state is not None, "sync comes before train"
-        # A row at rest stays at its last epoch, whose samples it does not learn from.
-        ends = [condition.horizon for condition in self._conditions]
-        plan = self._samples.draw(list(map(min, epochs, ends)))
         self._template.train()
         training = RowTraining.of(
             [condition.task.config for condition in self._conditions],
-            epochs,
+            [portion.epoch for portion in portions],
             [condition.horizon for condition in self._conditions],
             self._state.learned.tolist(),
         )
         step = self._prepare_step(self._state, training)
         losses = torch.zeros(len(self._keys), dtype=torch.float64, device=self._device)
-        total, size = self._epoch_samples, self._batch_size
-        starts = list(range(0, total, size))
-        last_sampled = ((len(starts) - 1) // GRADIENT_STRIDE) * GRADIENT_STRIDE
-        gradients = None
+        samples = np.where(training.learns, [portion.samples for portion in portions], 0)
+        total, size = int(samples.max()), self._batch_size
+        if not total:
+            # All rows are at rest.
+            nothing = EpochResult(losses.cpu(), *empty_sample(len(self._keys), len(self.slots)))
+            return lambda: nothing
+        steps = -(-samples // size)
+        last_sampled = np.maximum(steps - 1, 0) // GRADIENT_STRIDE * GRADIENT_STRIDE
+        sampled, ending = set(last_sampled[training.learns].tolist()), set(steps.tolist())
+        gradients: dict[int, Pending[tuple[Tensor, list[Tensor]]]] = {}
+        plan, drawn = None, range(0)
+        self._phase = Phase(None, self._seed_stacks.slot_forwards(self._state), self._replay)
         with stacked_attention():
-            for number, start in enumerate(starts):
+            for number, start in enumerate(range(0, total, size)):
                 stop = min(start + size, total)
-                self._batch.load(self._samples, plan, start, stop)
-                if self._replay is not None and stop - start == size:
-                    self._replay.run(self._run_step)
+                if number and number in ending:
+                    step.rest(steps <= number)
+                    self._leave_out(steps > number)
+                if start >= drawn.stop:
+                    drawn = range(start, min(start + self._samples_at_once, total))
+                    plan = self._samples.draw(portions, drawn.start, drawn.stop)
+                assert plan is not None
+                rows = self._phase.rows
+                own = plan if rows is None else plan.of(rows)
+                self._batch.load(self._samples, own, start - drawn.start, stop - drawn.start)
+                if self._phase.replay is not None and stop - start == size:
+                    self._phase.replay.run(self._run_step)
                 else:
                     self._run_step()
-                losses += step.loss
-                if number == last_sampled:
-                    gradients = step.keep_gradients()
-        assert gradients is not None, "an epoch has at least one batch"
-        norms, mean = gradients, to_host(losses / len(starts))
+                losses += torch.where(step.learns, step.loss, 0.0)
+                if number in sampled:
+                    gradients[number] = step.keep_gradients()
+        mean = to_host(losses / to_device(torch.from_numpy(np.maximum(steps, 1)), self._device))
+        norms = step.join_gradients(gradients, last_sampled)
         return lambda: EpochResult(mean(), *self._summarise(*norms()))
+
+    def _leave_out(self, going: NDArray[np.bool_]) -> None:
+        """Run fewer rows from here on, if few enough go on, bool [R], that this pays."""
+        assert self._state is not None
+        now = len(self._keys) if self._phase.rows is None else len(self._phase.rows)
+        count = int(going.sum())
+        if count > _WORTH_LEAVING_OUT * now:
+            return
+        rows = np.flatnonzero(going)
+        size = self._capacity.positions(count)
+        selected, replay = self._selections.get(size, (None, None))
+        if selected is None:
+            selected = SelectedRows(
+                self._seed_stacks,
+                self.slots,
+                self._capacity,
+                self._device,
+                self._streams,
+                for_training=True,
+            )
+            replay = None if self._replay is None else GraphReplay(self._stream)
+            self._selections[size] = selected, replay
+        version = selected.layout_version
+        everything = np.ones((count, len(self.slots)), dtype=np.bool_)
+        selected.select(rows, everything, self._state, spare=np.flatnonzero(~going))
+        if replay is not None and selected.layout_version != version:
+            replay.forget()
+        self._phase = Phase(selected.rows, selected.forwards, replay)
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate every configuration of every row, as many at a time as a pass should hold."""
@@ -272,7 +339,6 @@ class StackedEngine:
 
     def _prepare_step(self, state: SlotState, training: RowTraining) -> TrainStep:
         """Return the step for this epoch: the one captured before, while the layout is the same."""
-        self._training_forwards = self._seed_stacks.slot_forwards(state)
         if self._step is None or self._step.layout_version != self._seed_stacks.layout_version:
             self._step = TrainStep(self._hosts, self._seed_stacks, self._losses)
             if self._replay is not None:
@@ -282,7 +348,7 @@ class StackedEngine:
 
     def _run_step(self) -> None:
         assert self._step is not None
-        self._step.run(self._batch.x, self._batch.y)
+        self._step.run(self._batch.x, self._batch.y, self._phase.rows)
 
     def _forward_with_seeds(
         self, leaves: dict[str, Tensor], forwards: SlotForwards, x: Tensor
@@ -294,8 +360,11 @@ class StackedEngine:
         return outputs
 
     def _losses(self, x: Tensor, y: Tensor) -> Tensor:
-        self._active_forwards = self._training_forwards
-        outputs = self.forward(self._hosts.leaves, x, 0)
+        self._active_forwards, leaves = self._phase.forwards, self._hosts.leaves
+        rows = self._phase.rows
+        if rows is not None:
+            leaves = {name: leaf.index_select(0, rows) for name, leaf in leaves.items()}
+        outputs = self.forward(leaves, x, 0)
         self._active_forwards = None
         loss, _ = self._objective(outputs.flatten(0, 1), y.flatten(0, 1))
         return loss.reshape(x.shape[0], -1).mean(1)

@@ -155,6 +155,9 @@ def condition_facts(conditions: Sequence[Condition]) -> RowFacts:
         train_samples=each(lambda c: c.data.size("train")),
         samples_per_epoch=each(lambda c: c.data.samples_per_step),
         num_classes=each(lambda c: c.task.config.num_classes or 0),
+        compute=each(lambda c: c.compute_budget),
+        batch_samples=each(lambda c: c.task.config.batch_size),
+        val_samples=each(lambda c: len(c.data.subset)),
     )
 
 

@@ -7,7 +7,7 @@ once and replay it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -185,7 +185,9 @@ class TrainStep:
         self._optimizer: Optimizer | None = None
         self._piece_spots: Integers = np.zeros(0, dtype=np.int64)
         self.loss = torch.zeros(len(hosts), dtype=torch.float32, device=device)
-        """Mean loss of every row in the last step."""
+        """Mean loss of every row in the last step that it took part in."""
+        self._row_of: Integers = np.arange(owners)
+        self._learning: Integers = np.ones(owners, dtype=np.int64)
 
     def begin(self, state: SlotState, rows: RowTraining) -> None:
         """Take over which seeds learn in this epoch, how they do, and whose gate is whose."""
@@ -208,6 +210,7 @@ class TrainStep:
                 other = self._first[numbers[id(seeds)]] + there
                 partner[one], partner[other] = other, one
         mine = self._training
+        self._row_of, self._learning = row_of, active
         for place, values in (
             (self._active, active),
             (self._partner, partner),
@@ -220,14 +223,30 @@ class TrainStep:
         for parameters in self._parameters:
             parameters.refresh()
 
-    def run(self, x: Tensor, y: Tensor) -> None:
-        """Take one step on these inputs and targets."""
+    @property
+    def learns(self) -> Tensor:
+        """Bool [R], on the device: the rows that learn now."""
+        return self._active[self._entries(0)] > 0
+
+    def rest(self, rows: NDArray[np.bool_]) -> None:
+        """Let these rows, bool [R], and their seeds stay as they are until the next epoch."""
+        self._learning = np.where(rows[self._row_of], 0, self._learning)
+        write_to(self._active, torch.from_numpy(self._learning))
+
+    def run(self, x: Tensor, y: Tensor, rows: Tensor | None = None) -> None:
+        """Take one step on these inputs and targets of all rows, or of some, int64.
+
+        What is left out must be at rest.
+        """
         leaves = [list(stack.leaves.values()) for stack in self._parameters]
         learning = [leaf for each in leaves for leaf in each if leaf.requires_grad]
         with torch.enable_grad():
             per_row = self._losses(x, y)
             given = iter(torch.autograd.grad(per_row.sum(), learning, allow_unused=True))
-        self.loss.copy_(per_row.detach())
+        if rows is None:
+            self.loss.copy_(per_row.detach())
+        else:
+            self.loss.index_copy_(0, rows, per_row.detach())
         found = [[next(given) if leaf.requires_grad else None for leaf in s] for s in leaves]
         if not self._reached:
             self._reached = [[grad is not None for grad in each] for each in found]
@@ -250,6 +269,28 @@ class TrainStep:
             squares = to_host(self._optimizer.squares)
             return lambda: self._norms_of_pieces(squares())
         return self._norms_of_stacks()
+
+    def join_gradients(
+        self, kept: Mapping[int, Pending[tuple[Tensor, list[Tensor]]]], wanted: Integers
+    ) -> Pending[tuple[Tensor, list[Tensor]]]:
+        """Return what `keep_gradients` returned after the step that each row, int64 [R], wants."""
+        if len(kept) == 1:
+            return next(iter(kept.values()))
+        of_owner = torch.from_numpy(wanted[self._row_of])
+        places = [of_owner[self._entries(number)] for number in range(len(self._parameters))]
+
+        def joined() -> tuple[Tensor, list[Tensor]]:
+            found = {number: each() for number, each in kept.items()}
+            host, stacks = next(iter(found.values()))
+            for number, (own, others) in found.items():
+                host = torch.where(places[0] == number, own, host)
+                stacks = [
+                    torch.where((place == number)[:, None], here, before)
+                    for place, here, before in zip(places[1:], others, stacks, strict=True)
+                ]
+            return host, stacks
+
+        return joined
 
     def _entries(self, number: int) -> slice:
         return slice(int(self._first[number]), int(self._first[number + 1]))
@@ -298,10 +339,16 @@ class TrainStep:
     # -- in kernels ----------------------------------------------------------------------------
 
     def _update_by_kernels(self, found: Sequence[list[Tensor | None]]) -> None:
-        gradients = [grad for each in found for grad in each if grad is not None]
         if self._optimizer is None:
             self._make_optimizer()
         assert self._optimizer is not None
+        gradients = [
+            torch.zeros_like(leaf) if grad is None else grad
+            for stack, each, reached in zip(self._parameters, found, self._reached, strict=True)
+            for leaf, grad, is_reached in zip(stack.leaves.values(), each, reached, strict=True)
+            # Of some rows alone, a step may leave out all seeds of a kind.
+            if is_reached
+        ]
         whole = torch.cat([gradient.reshape(-1) for gradient in gradients])
         self._optimizer.step(whole)
 

@@ -2,9 +2,10 @@
 
 `StackedEngine` measures by a `ValidationPass`. A pass has positions: a row in one configuration of
 its seeds. A seed takes part at several of them or at none, and it is never quite the same from one
-pass to the next. `ValidationRows` says which rows and seeds take part, in memory that stays in
+pass to the next. `SelectedRows` says which rows and seeds take part, in memory that stays in
 place: where positions and entries cost little there are spare ones, so that a captured pass serves
-until something does not fit.
+until something does not fit. Training uses it too, where some rows of a stack take more steps than
+others.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from esper.lab.population.seed_stacks import GATE, IS_BLENDED, SeedStacks
 from esper.lab.population.slot_forward import (
     BLENDED,
     EMPTY,
+    ISOLATED,
     Integers,
     SlotForward,
     SlotForwards,
@@ -37,7 +39,7 @@ from esper.lab.population.slot_forward import (
 )
 from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.splits import Split
-from esper.leyline.stages import AlphaAlgorithm
+from esper.leyline.stages import AlphaAlgorithm, SeedStage
 from esper.utils.process import to_device, write_to
 
 Key = tuple[int, int]
@@ -52,6 +54,8 @@ class ActiveSeeds:
     """The seeds that take part in a pass at one slot, ordered by kind, entry and position."""
 
     positions: Integers
+    state: Integers
+    """ISOLATED or BLENDED."""
     kinds: Integers
     entries: Integers
     algorithm: Integers
@@ -68,7 +72,7 @@ class ActiveSeeds:
         return found | ({(slot, GATE): len(self.gated)} if len(self.gated) else {})
 
 
-class ValidationRows:
+class SelectedRows:
     """The positions of a pass and the seeds at every slot; `select` says which they are."""
 
     def __init__(
@@ -78,8 +82,14 @@ class ValidationRows:
         capacity: StackCapacity,
         device: torch.device,
         streams: CudaStreams,
+        *,
+        for_training: bool = False,
     ) -> None:
-        """Choose from the seeds of all rows; `capacity` says how many spares there are."""
+        """Choose from the seeds of all rows; `capacity` says how many spares there are.
+
+        Seeds that learn in isolation take part `for_training` alone.
+        """
+        self._for_training = for_training
         self._seed_stacks, self._slots, self._capacity = seed_stacks, tuple(slots), capacity
         self._device, self._streams = device, streams
         self.rows = torch.zeros(0, dtype=torch.int64, device=device)
@@ -93,13 +103,27 @@ class ValidationRows:
         self._peaks: dict[Key, float] = {}
         self._most_positions = 0.0
 
-    def select(self, rows: Integers, on: NDArray[np.bool_], state: SlotState) -> None:
+    def select(
+        self,
+        rows: Integers,
+        on: NDArray[np.bool_],
+        state: SlotState,
+        spare: Integers | None = None,
+    ) -> None:
         """Take rows [n], each as often as it comes; `on` [n, S] says which of its seeds take part.
 
-        A seed that is not blended takes no part in any case.
+        A seed that is not blended takes no part in any case, other than for training. Positions
+        that are not needed have the rows `spare`, the first row by default.
         """
         active = [
-            find_active_seeds(self._seed_stacks, slot, rows, on[:, slot], state)
+            find_active_seeds(
+                self._seed_stacks,
+                slot,
+                rows,
+                on[:, slot],
+                state,
+                for_training=self._for_training,
+            )
             for slot in range(len(self._slots))
         ]
         needed = {k: n for slot, each in enumerate(active) for k, n in each.count(slot).items()}
@@ -108,6 +132,8 @@ class ValidationRows:
             self._lay_out(len(rows), needed)
         padded = np.zeros(len(self.rows), dtype=np.int64)
         padded[: len(rows)] = rows
+        if spare is not None:
+            padded[len(rows) :] = spare[: len(padded) - len(rows)]
         write_to(self.rows, torch.from_numpy(padded))
         for slot, each in enumerate(active):
             self._fill_slot(slot, each)
@@ -166,8 +192,11 @@ class ValidationRows:
             gates=self._entries.get((slot, GATE), 0),
             positions=len(self.rows),
         )
-        chosen = [_padded(active.entries[own == k], count) for k, count in enumerate(counts)]
-        gates = _padded(active.gate_entries, len(arrays.entry_of_gate))
+        chosen = [
+            self._padded(slot, kind, active.entries[own == k], count)
+            for k, (kind, count) in enumerate(zip(kinds, counts, strict=True))
+        ]
+        gates = self._padded(slot, GATE, active.gate_entries, len(arrays.entry_of_gate))
         forward = self.forwards[slot]
         if forward is None:
             forwards = list(self.forwards)
@@ -185,6 +214,19 @@ class ValidationRows:
             assert module.entries is not None
             write_to(module.entries, torch.from_numpy(at))
 
+    def _padded(self, slot: int, kind: int, entries: Integers, count: int) -> Integers:
+        """Return `count` entries of a stack: these, and others for spare ones.
+
+        Nothing comes back from a spare entry but, where an activation is not finite, NaN: it must
+        not reach a seed that takes part.
+        """
+        missing = count - len(entries)
+        if not missing:
+            return entries
+        others = np.setdiff1d(np.arange(len(self._seed_stacks.stack(slot, kind).rows)), entries)
+        spare = others if len(others) else np.zeros(1, dtype=np.int64)
+        return np.concatenate([entries, np.resize(spare, missing)])
+
     def _module(self, slot: int, kind: int, entries: Integers) -> StackedModule:
         stack = self._seed_stacks.stack(slot, kind)
         if not self._capacity.has_spares and np.array_equal(entries, np.arange(len(stack.rows))):
@@ -194,12 +236,19 @@ class ValidationRows:
 
 
 def find_active_seeds(
-    seed_stacks: SeedStacks, slot: int, rows: Integers, on: NDArray[np.bool_], state: SlotState
+    seed_stacks: SeedStacks,
+    slot: int,
+    rows: Integers,
+    on: NDArray[np.bool_],
+    state: SlotState,
+    *,
+    for_training: bool = False,
 ) -> ActiveSeeds:
     """Return the seeds of a slot that take part in a pass over these rows."""
-    alpha = state.alpha.numpy()[:, slot]
-    blended = IS_BLENDED[state.stage.numpy()[:, slot]] & (alpha > 0)
-    positions = np.flatnonzero(on & blended[rows])
+    stage, alpha = state.stage.numpy()[:, slot], state.alpha.numpy()[:, slot]
+    blended = IS_BLENDED[stage] & (alpha > 0)
+    isolated = (stage == int(SeedStage.TRAINING)) & for_training
+    positions = np.flatnonzero(on & (blended | isolated)[rows])
     own = rows[positions]
     order = np.lexsort((positions, seed_stacks.entries[own, slot], seed_stacks.kinds[own, slot]))
     positions, own = positions[order], own[order]
@@ -208,10 +257,11 @@ def find_active_seeds(
     gated = gated[np.argsort(seed_stacks.gate_entries[own[gated], slot], kind="stable")]
     return ActiveSeeds(
         positions=positions,
+        state=np.where(isolated[own], ISOLATED, BLENDED),
         kinds=seed_stacks.kinds[own, slot],
         entries=seed_stacks.entries[own, slot],
         algorithm=algorithm,
-        alpha=alpha[own],
+        alpha=np.where(isolated[own], 1.0, alpha[own]),
         gated=gated,
         gate_entries=seed_stacks.gate_entries[own[gated], slot],
     )
@@ -233,7 +283,7 @@ def _make_arrays(
     )
     arrays.row_of_entry[entry] = active.positions
     arrays.entry_of_row[active.positions] = entry
-    arrays.state[entry] = BLENDED
+    arrays.state[entry] = active.state
     arrays.algorithm[entry] = active.algorithm
     arrays.alpha[entry] = active.alpha
     count = len(active.gated)
@@ -241,13 +291,6 @@ def _make_arrays(
     arrays.entry_of_gate[:count] = entry[active.gated]
     arrays.row_of_gate[:count] = active.positions[active.gated]
     return arrays
-
-
-def _padded(entries: Integers, count: int) -> Integers:
-    """Return `count` entries: these, and the first of the stack for spare ones."""
-    result = np.zeros(count, dtype=np.int64)
-    result[: len(entries)] = entries
-    return result
 
 
 Run = Callable[[dict[str, Tensor], SlotForwards, Tensor], Tensor]
@@ -309,7 +352,7 @@ class ValidationPass:
         if graph_stream is not None and capacity.has_spares:
             self._replay = GraphReplay(graph_stream)
         self._captured_version = -1
-        self._rows = ValidationRows(seed_stacks, slots, capacity, self._device, streams)
+        self._rows = SelectedRows(seed_stacks, slots, capacity, self._device, streams)
         self._results: tuple[Tensor, Tensor | None] = (torch.zeros(0), None)
 
     @property

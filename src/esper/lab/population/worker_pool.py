@@ -24,6 +24,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
+from esper.kasmina.budget import Portion
 from esper.kasmina.hosts import HOSTS
 from esper.lab.population.engine import Condition, PopulationConfig, StrategyError
 from esper.lab.population.sequential import SequentialEngine, make_sequential
@@ -288,9 +289,9 @@ class _Worker:
         self._engines.pop(engine, None)
         self._ahead.pop(engine, None)
 
-    def train(self, engine: int, epochs: list[int]) -> Any:
+    def train(self, engine: int, portions: list[Portion]) -> Any:
         """Train one epoch of an engine's rows."""
-        result = self._engines[engine].train(epochs)()
+        result = self._engines[engine].train(portions)()
         self._trained.append(engine)
         return result
 

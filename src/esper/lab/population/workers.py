@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
+from esper.kasmina.budget import Portion
 from esper.kasmina.contribution import GradientSample
 from esper.kasmina.engine import EpochResult, RowWeights
 from esper.kasmina.state import SlotState
@@ -222,9 +223,9 @@ class WorkersEngine:
         sizes = self._all("change", "sync", argument=state.select)
         return torch.cat(sizes)[self._order()]
 
-    def train(self, epochs: Sequence[int]) -> Pending[EpochResult]:
+    def train(self, portions: Sequence[Portion]) -> Pending[EpochResult]:
         """Let every process begin to train one epoch of its rows."""
-        asked = self._ask("train", argument=lambda part: [epochs[row] for row in part])
+        asked = self._ask("train", argument=lambda part: [portions[row] for row in part])
         self._training = cache(lambda: self._trained(asked))
         return self._training
 

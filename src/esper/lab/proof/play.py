@@ -337,7 +337,8 @@ class _Tally:
         # A row past its horizon is idle and costs nothing.
         lived = signals.epoch > self._epoch
         self._epoch = signals.epoch
-        self._training += training_flops(signals) * lived
+        trained = training_flops(signals, self._training)
+        self._training = torch.where(lived, trained, self._training)
         self._ablations += ablation_flops(signals, self._validated) * lived
         if not is_start:
             done = signals.last_success & lived

@@ -29,20 +29,30 @@ from esper.utils.files import append_to, atomic_write_text
 # ---- FLOPs of training, and of ablations
 
 
-def training_flops(signals: Signals) -> Tensor:
-    """Return float64 [R]: FLOPs of the last epoch of training."""
+def training_flops(signals: Signals, before: Tensor) -> Tensor:
+    """Return float64 [R]: the operations of training so far.
+
+    A row with a budget counts them itself, and its evaluation and ablations among them.
+
+    Args:
+        signals: of the epoch that the rows have just trained.
+        before: float64 [R], the operations of training before it.
+    """
     samples = signals.samples_per_epoch.double()
-    return PASSES_OF_TRAINING * samples * signals.flops.double()
+    now = before + PASSES_OF_TRAINING * samples * signals.flops.double()
+    return torch.where(signals.compute_budget >= 0, signals.compute_spent.double(), now)
 
 
 def ablation_flops(signals: Signals, samples: Tensor) -> Tensor:
     """Return float64 [R]: FLOPs of all ablations, without the plain validation.
 
+    It is 0 for rows with a budget, whose training has them.
+
     Args:
         signals: signals after the epoch, on the CPU.
         samples: int64 [R], number of validation samples.
     """
-    blended = (signals.alpha > 0) & (signals.stage >= 0)
+    blended = (signals.alpha > 0) & (signals.stage >= 0) & (signals.compute_budget < 0)[:, None]
     measured = blended & (signals.stage != int(SeedStage.FOSSILIZED))
     fossils = (signals.slot_flops * (blended & ~measured)).sum(1)
     base = (signals.host_flops + fossils).double()

@@ -47,7 +47,7 @@ class Crops:
     left: Tensor
     is_flipped: Tensor
 
-    def __getitem__(self, where: slice | tuple[slice, ...]) -> Crops:
+    def __getitem__(self, where: slice | tuple[slice, ...] | Tensor) -> Crops:
         return Crops(self.top[where], self.left[where], self.is_flipped[where])
 
     def flatten(self) -> Crops:
@@ -55,9 +55,9 @@ class Crops:
         return Crops(self.top.flatten(), self.left.flatten(), self.is_flipped.flatten())
 
 
-def draw_crops(seeds: Tensor, count: int) -> Crops:
-    """Draw [R, count] crops on the device of the seeds, int64 [R]."""
-    words, places = random_words(seeds, count), 2 * PADDING + 1
+def draw_crops(seeds: Tensor, count: int, first: int = 0) -> Crops:
+    """Draw [R, count] crops on the device of the seeds, int64 [R]; `first` is their first index."""
+    words, places = random_words(seeds, count, first), 2 * PADDING + 1
     # A crop takes the bits of one word: 16 for the row, 15 for the column, one to flip.
     return Crops(
         ((words & 0xFFFF) * places) >> 16,
@@ -83,43 +83,45 @@ def crop_flip(images: Tensor, crops: Crops) -> Tensor:
     ]
 
 
-# ---- The samples of an epoch, which depend on a row's key and the epoch's number alone
+# ---- Which samples come next depends on a row's key and on how many came before
 
 
-class EpochOrders:
+class SampleOrders:
     """Draws the sample orders of rows with equally many samples.
 
     Args:
         keys: seeds of the rows' random streams.
         size: number of training samples of a row.
-        samples: number of samples of an epoch.
         device: device of the orders.
     """
 
-    def __init__(
-        self, keys: Sequence[int], size: int, samples: int, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, keys: Sequence[int], size: int, device: torch.device | str = "cpu") -> None:
         """Prepare; `draw` returns an order."""
-        self._keys, self._size, self._samples = list(keys), size, samples
+        self._keys, self._size = list(keys), size
         self._device = torch.device(device)
         self._passes: dict[tuple[int, ...], Tensor] = {}
-        """The passes that the last epoch touched, by their number in every row."""
+        """The passes that were touched last, by their number in every row."""
 
-    def draw(self, epochs: Sequence[int]) -> Tensor:
-        """Return int64 [R, samples]: positions in 0, ..., size - 1 of the epoch each row is at."""
-        starts = [divmod((epoch - 1) * self._samples, self._size) for epoch in epochs]
-        most = max(offset + self._samples for _, offset in starts)
+    def draw(self, firsts: Sequence[int], samples: int) -> Tensor:
+        """Return int64 [R, samples]: positions in 0, ..., size - 1.
+
+        Args:
+            firsts: samples that each row has seen before.
+            samples: how many come next.
+        """
+        starts = [divmod(first, self._size) for first in firsts]
+        most = max(offset + samples for _, offset in starts)
         numbers = [
             tuple(number + later for number, _ in starts) for later in range(-(-most // self._size))
         ]
-        # Cached: the next epoch usually continues the same pass.
+        # Cached: what comes next usually continues the same pass.
         self._passes = {
             which: self._passes[which] if which in self._passes else self._draw_pass(which)
             for which in numbers
         }
         orders = torch.cat([self._passes[which] for which in numbers], 1)
         offsets = to_device(torch.tensor([offset for _, offset in starts]), self._device)
-        places = offsets[:, None] + torch.arange(self._samples, device=self._device)
+        places = offsets[:, None] + torch.arange(samples, device=self._device)
         return orders.gather(1, places).long()
 
     def _draw_pass(self, numbers: Sequence[int]) -> Tensor:
@@ -238,15 +240,22 @@ class TaskData:
         It depends on the key and the number of the epoch, from 1, alone. Every sample is used once
         before any is used again.
         """
-        orders = EpochOrders([key], len(self.kept), self.samples_per_step)
-        return self.kept[orders.draw([epoch])[0]]
+        samples = self.samples_per_step
+        return self.order_from(key, (epoch - 1) * samples, samples)
 
-    def crops(self, key: int, epoch: int) -> Crops | None:
-        """Return the crops of an epoch, [samples_per_step]; None without augmentation."""
+    def order_from(self, key: int, first: int, samples: int) -> Tensor:
+        """Return the training samples after the `first` ones, int64 [samples] on the CPU."""
+        return self.kept[SampleOrders([key], len(self.kept)).draw([first], samples)[0]]
+
+    def crops(self, key: int, epoch: int, samples: int | None = None) -> Crops | None:
+        """Return the crops of an epoch; None without augmentation.
+
+        There are [samples], by default as many as an epoch has.
+        """
         if self.augmentation == "none":
             return None
-        crops = draw_crops(torch.tensor([crop_seed(key, epoch)]), self.samples_per_step)
-        return crops.flatten()
+        count = self.samples_per_step if samples is None else samples
+        return draw_crops(torch.tensor([crop_seed(key, epoch)]), count).flatten()
 
 
 def crop_seed(key: int, epoch: int) -> int:

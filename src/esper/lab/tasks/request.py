@@ -60,6 +60,11 @@ class TrainingBatches:
         """Set the epoch of the next iteration."""
         self._epoch = epoch
 
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch."""
+        return self._batch_size
+
     def __len__(self) -> int:
         return -(-self._data.samples_per_step // self._batch_size)
 
@@ -166,7 +171,9 @@ def task_run(
 def task_config(task: Task, **changes: Any) -> GrowthConfig:
     """Return the growth settings of a task, with some changed; the twin is on by default."""
     settings = task.config
-    base = GrowthConfig(epochs=settings.horizon, twin=True, training=settings.training)
+    base = GrowthConfig(
+        epochs=settings.horizon, budget=settings.budget, twin=True, training=settings.training
+    )
     gardener = base.gardener.replace(
         param_budget=settings.param_budget,
         chance_loss=settings.baseline_loss,
@@ -317,7 +324,7 @@ def growth_of(task: str | None, deepen: DeepenConfig | None = None) -> GrowthCon
     With `deepen` the limits of a task do not apply: they are for seeds.
     """
     if deepen is not None:
-        growth = GrowthConfig() if task is None else task_config(get_task(task))
+        growth = GrowthConfig() if task is None else task_config(get_task(task), budget=None)
         return growth.replace(twin=False, garden=GardenConfig(), deepen=deepen)
     return GrowthConfig(twin=True) if task is None else task_config(get_task(task))
 

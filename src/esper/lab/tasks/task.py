@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.budget import NO_BUDGET, count_budget, parse_budget
 from esper.kasmina.costs import NO_LIMIT, HostMultiples, times_host
 from esper.kasmina.evaluation import Objective
 from esper.kasmina.flops import HOW_TO_COUNT, FlopCount, forward_flops
@@ -63,6 +64,12 @@ class TaskConfig(HostMultiples, TrainingConfig):
 
     samples_per_step: int = option(4096, "Samples in one epoch, that is, one decision.", minimum=1)
     horizon: int = option(150, "Epochs of one whole run.", minimum=1)
+    budget: float | str | None = option(
+        None,
+        "Training FLOPs of one whole run, such as 2e12, or a multiple of what the host would take "
+        "for all its epochs, such as 10x: every epoch is then an equal share of them, and a small "
+        "network takes more steps than a grown one; empty is no budget.",
+    )
 
     augment: Augmentation = option("none", "How training images are varied.")
     classes: tuple[int, ...] | None = option(
@@ -93,6 +100,8 @@ class TaskConfig(HostMultiples, TrainingConfig):
 
     def __post_init__(self) -> None:
         """Check rules that span several fields."""
+        if self.budget is not None:
+            object.__setattr__(self, "budget", parse_budget(self.budget))
         super().__post_init__()
         check_host_options("TaskConfig", self.host, self.host_options)
         if (self.num_classes is None) != (self.objective == "regression"):
@@ -244,6 +253,28 @@ class Task(ABC):
         if self._host_count.uncounted:
             return NO_LIMIT
         return times_host(self.config.flop_limit, self.host_flops)
+
+    def compute_budget(self, val_samples: int) -> int:
+        """Return the training FLOPs of a run that is measured by so many samples.
+
+        It is `NO_BUDGET` where the task has none.
+        """
+        config = self.config
+        if config.budget is None:
+            return NO_BUDGET
+        if self._host_count.uncounted:
+            raise ConfigError(
+                f"the operations of {self._host_count.describe_uncounted()} in the host of task "
+                f"{self.name!r} cannot be counted, so that it can have no budget; {HOW_TO_COUNT}"
+            )
+        return count_budget(
+            config.budget,
+            host_flops=self.host_flops,
+            samples_per_epoch=config.samples_per_step,
+            batch_samples=config.batch_size,
+            val_samples=val_samples,
+            epochs=config.horizon,
+        )
 
     @property
     def topology(self) -> Topology:

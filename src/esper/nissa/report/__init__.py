@@ -100,7 +100,8 @@ def render_run(run: StoredRun) -> str:
             twin_kept_epoch=info.twin_kept_epoch,
             stopped=info.stopped or "",
             stacks=stacks_at_end(history, kept),
-            training_flops=None if last.depth is None else last.depth.flops,
+            training_flops=last.training_flops,
+            compute_budget=_started(run).get("compute_budget"),
             static_flops=None if last.depth is None else last.depth.static_flops,
         )
     return render_report(
@@ -131,13 +132,18 @@ def _origin(run: StoredRun, info: RunRow) -> dict[str, Any]:
 
 
 def read_modules(run: StoredRun) -> tuple[ModuleRecord, ...]:
-    """Return the modules of the host, as recorded at the start."""
+    """Return what the host of a run is made of, as it was recorded at the start."""
+    modules = _started(run).get("modules") or ()
+    return tuple(ModuleRecord.from_mapping(module) for module in modules)
+
+
+def _started(run: StoredRun) -> dict[str, Any]:
+    """Return what was recorded about a run at its start."""
     rows = run.rows(
         "events", columns=["data"], where="kind = ?", parameters=[EventKind.TRAINING_STARTED]
     )
     found: Any = rows[-1]["data"] if rows else None
-    modules = found.get("modules") if isinstance(found, dict) else None
-    return tuple(ModuleRecord.from_mapping(module) for module in modules or ())
+    return found if isinstance(found, dict) else {}
 
 
 def _worth_at_end(run: StoredRun, kept_epoch: int) -> dict[str, tuple[float | None, float | None]]:

@@ -170,6 +170,7 @@ def render_figures(
         stacks = depth.stacks if summary is None else summary.stacks
         tiles += deepening.block_tiles(stacks, depth.flops, depth.static_flops)
         return render_tiles(tiles)
+    tiles += deepening.budget_tiles(summary)
     kept = sum(seed.fate == "fossilized" for seed in seeds)
     tiles.append(("Seeds kept", f"{format_count(kept)} of {format_count(len(seeds))}", ""))
     return render_tiles(tiles)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from esper.leyline.reasons import format_stacks
-from esper.leyline.records import DeepeningRecord, EpochRecord, StackRecord
+from esper.leyline.records import DeepeningRecord, EpochRecord, RunSummary, StackRecord
 from esper.nissa.report.chart import draw_path, make_point
 from esper.nissa.report.lanes import Frame
 from esper.nissa.report.markup import (
@@ -195,6 +195,15 @@ def describe_compute(spent: float, static: float, unit: str = "") -> str:
         return text
     share = format_share(spent, static)
     return f"{text}, {share} of the {format_flops(static)} with all blocks awake"
+
+
+def budget_tiles(summary: RunSummary | None) -> list[tuple[str, str, str]]:
+    """Return what a run has spent of its budget of compute; nothing without one."""
+    if summary is None or not summary.training_flops or not summary.compute_budget:
+        return []
+    share = summary.training_flops / summary.compute_budget
+    budget = f"{share:.0%} of the budget of {format_flops(summary.compute_budget)}"
+    return [("Training FLOPs", format_flops(summary.training_flops), budget)]
 
 
 def format_flops(flops: float) -> str:

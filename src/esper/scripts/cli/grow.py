@@ -9,6 +9,7 @@ Examples:
   esper grow --task digits --set growth.training.seed_warmup=2    any setting of the page Settings
   esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
   esper grow --model mynet.py:make --slots layer1,layer2 --data images.npz --out runs/mine
+  esper grow --task digits --budget 2x --out runs/equal           equal compute, however it grows
   esper grow --resume --out runs/first                            continue after a stop
   esper grow --resume --epochs 80 --out runs/first                train longer
   esper grow --resume --model mynet.py:make --out runs/mine
@@ -121,6 +122,13 @@ def set_up(parser: Parser) -> None:
         metavar="N",
         help="optimizer steps per epoch, which ends with a validation and a decision "
         "(default: one pass over the data)",
+    )
+    how.add_argument(
+        "--budget",
+        metavar="FLOPS",
+        help="training FLOPs of the whole run, such as 2e12, or a multiple of what the model would "
+        "take for all epochs, such as 10x; every epoch is then an equal share of them "
+        "(default: the task's, or none)",
     )
     how.add_argument(
         "--keep",
@@ -273,7 +281,7 @@ def resolve(options: argparse.Namespace) -> Any:
     training = growth.training.replace(**given)
     growth = growth.replace(
         training=training,
-        **chosen(options, "epochs", "seed", "twin", "decide_every", "keep", "patience"),
+        **chosen(options, "epochs", "budget", "seed", "twin", "decide_every", "keep", "patience"),
     )
     limits = chosen(options, "max_growth", "max_seeds", "max_parameters", "max_added_flops")
     return GrowSettings(

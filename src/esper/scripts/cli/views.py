@@ -167,6 +167,12 @@ def print_grown(grown: Grown, document: dict[str, Any]) -> None:
         gains = (gain_text(*pair) for pair in zip(scores, twins, strict=True))
         result.add_row("gain over the twin", "", "", *gains)
     console.print(result)
+    if summary.training_flops and summary.compute_budget:
+        print_line(
+            console,
+            f"training FLOPs: {summary.training_flops:.4g} of the budget of "
+            f"{summary.compute_budget:.4g}, evaluation included",
+        )
     if isinstance(grown, Deepened):
         _print_depth(console, grown)
     elif summary.seeds:

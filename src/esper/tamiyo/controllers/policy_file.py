@@ -97,7 +97,7 @@ class Policy:
     @property
     def travels(self) -> bool:
         """Whether it serves any number of slots and any blueprints."""
-        return self.network.config.layout == "travelling"
+        return self.network.config.layout != "documents"
 
     def fitted(self, context: ControllerContext) -> Policy:
         """Return the policy for a host: itself if it fits, else a copy with other sizes.
@@ -253,7 +253,7 @@ def read_horizon(saved: Mapping[str, Any]) -> int:
 
 def read_features(config: PolicyConfig) -> list[str]:
     """Return the names of everything that a policy reads: features and kinds of blueprints."""
-    kinds = BLUEPRINT_KINDS if config.layout == "travelling" else ()
+    kinds = BLUEPRINT_KINDS if config.layout != "documents" else ()
     return [*config.observation.signature, *(f"kind.{kind}" for kind in kinds)]
 
 

@@ -35,7 +35,8 @@ class PolicyConfig(Config):
     layout: LayoutName = option(
         "documents",
         "documents: Observation V3 and its network, for a fixed number of slots and blueprints; "
-        "travelling: task-relative numbers and weights that serve any host and any blueprint.",
+        "travelling: task-relative numbers and weights that serve any host and any blueprint; "
+        "ratios: the same without what tells a size or a count, and with the budget of compute.",
     )
     state_dim: int | None = option(
         None,
@@ -138,7 +139,7 @@ class PolicyConfig(Config):
         Raises:
             UsageError: The number of slots is part of its weights, and it has fewer.
         """
-        if self.layout == "travelling":
+        if self.layout != "documents":
             return self.replace(num_slots=num_slots, num_blueprints=num_blueprints)
         if num_slots > self.num_slots:
             raise UsageError(

@@ -28,13 +28,10 @@ from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.decision import OP, SLOT, HeadTable
 from esper.tamiyo.networks.layers import make_head, make_op_encoder, make_value_head
 from esper.tamiyo.policy.layout import (
-    NUM_HOST,
-    NUM_PAIR,
-    NUM_SLOT,
     PAIR_FEATURES,
     PAIR_INDEX,
-    TRAVELLING_SLOT_INDEX,
 )
+from esper.tamiyo.policy.ratios import FEATURE_SETS
 
 NUM_KINDS = len(BLUEPRINT_KINDS)
 
@@ -45,8 +42,7 @@ _COSTS = slice(PAIR_INDEX["params"], PAIR_INDEX["flops"] + 1)
 _SCALES = PAIR_FEATURES[_COSTS]
 assert len({(spec.low, spec.high) for spec in _SCALES}) == 1, "costs are on one scale"
 
-NUM_DESCRIBED = NUM_KINDS + NUM_PAIR + len(_SCALES) * NUM_BUMPS
-"""Number of features of a blueprint at a slot."""
+assert all(each.pair[_COSTS] == _SCALES for each in FEATURE_SETS.values()), "and in one place"
 
 _SHAPES = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 """Heads that say how an op is carried out at its slot."""
@@ -92,14 +88,15 @@ class BlueprintHead(nn.Module):
     Args:
         width: width of the LSTM.
         slot_width: width of the encoding of a slot, and of the inner layers.
+        described: number of features of a blueprint at a slot.
     """
 
-    def __init__(self, width: int, slot_width: int) -> None:
+    def __init__(self, width: int, slot_width: int, described: int) -> None:
         super().__init__()
         self.memory = nn.Linear(width, slot_width)
         self.slot = nn.Linear(slot_width, slot_width, bias=False)
         self.blueprint = nn.Sequential(
-            nn.Linear(NUM_DESCRIBED, slot_width),
+            nn.Linear(described, slot_width),
             nn.LayerNorm(slot_width),
             nn.ReLU(),
             nn.Linear(slot_width, slot_width, bias=False),
@@ -137,20 +134,22 @@ class TravellingActorCritic(ActorCritic[Slots]):
             raise UsageError(f"{config.num_blueprints} blueprints need as many kinds: {kinds!r}")
         super().__init__(config, HeadTable(config.head_sizes, by_slot=True))
         width, slot_width, sizes = config.lstm_hidden_dim, config.slot_width, config.head_sizes
+        own = self._features = FEATURE_SETS[config.layout]
+        described = NUM_KINDS + len(own.pair) + len(_SCALES) * NUM_BUMPS
         self.slot_net = nn.Sequential(
-            nn.Linear(NUM_SLOT + NUM_KINDS, slot_width),
+            nn.Linear(len(own.slot) + NUM_KINDS, slot_width),
             nn.LayerNorm(slot_width),
             nn.ReLU(),
             nn.Linear(slot_width, slot_width),
             nn.ReLU(),
         )
         self.feature_net = nn.Sequential(
-            nn.Linear(NUM_HOST + 2 * slot_width, width), nn.LayerNorm(width), nn.ReLU()
+            nn.Linear(len(own.host) + 2 * slot_width, width), nn.LayerNorm(width), nn.ReLU()
         )
         self.lstm = nn.LSTM(width, width, config.lstm_layers, batch_first=True)
         self.lstm_ln = nn.LayerNorm(width)
         self.slot_head = SlotHead(width, slot_width, NUM_OPS)
-        self.blueprint_head = BlueprintHead(width, slot_width)
+        self.blueprint_head = BlueprintHead(width, slot_width, described)
         for name in _SHAPES:
             self.add_module(f"{name}_head", SlotHead(width, slot_width, sizes[name]))
         self.op_head = make_head(width, sizes["op"])
@@ -168,21 +167,23 @@ class TravellingActorCritic(ActorCritic[Slots]):
     def read(self, state: Tensor, blueprint_indices: Tensor) -> tuple[Tensor, Slots]:
         """Return the input of the LSTM, and the slots that the heads read besides."""
         slots, blueprints = self.config.num_slots, self.config.num_blueprints
+        features = self._features
+        width, costs = len(features.slot), len(features.pair)
         host, each, pairs = state.split(
-            [NUM_HOST, slots * NUM_SLOT, slots * blueprints * NUM_PAIR], dim=-1
+            [len(features.host), slots * width, slots * blueprints * costs], dim=-1
         )
-        each = each.unflatten(-1, (slots, NUM_SLOT))
-        exists = each[..., TRAVELLING_SLOT_INDEX["exists"]] > 0
-        free = exists & (each[..., TRAVELLING_SLOT_INDEX["is_active"]] == 0)
+        each = each.unflatten(-1, (slots, width))
+        exists = each[..., features.index("slot", "exists")] > 0
+        free = exists & (each[..., features.index("slot", "is_active")] == 0)
         encoded = self.slot_net(torch.cat([each, self.kinds[blueprint_indices]], dim=-1))
         # Slots that do not exist are 0, which changes neither the sum nor the maximum: the
         # encodings come out of a ReLU.
         there = encoded * exists.unsqueeze(-1)
         count = exists.sum(-1, keepdim=True).clamp(min=1)
         seen = torch.cat([host, there.sum(-2) / count, there.amax(-2)], dim=-1)
-        features: Tensor = self.feature_net(seen)
-        own = pairs.unflatten(-1, (slots, blueprints, NUM_PAIR))
-        return features, Slots(there, free, exists, own)
+        encoding: Tensor = self.feature_net(seen)
+        own = pairs.unflatten(-1, (slots, blueprints, costs))
+        return encoding, Slots(there, free, exists, own)
 
     def every_logits(self, memory: Tensor, context: Slots) -> Tensor:
         """Return the logits of every head for every op, slot, or none, side by side."""

@@ -1,6 +1,7 @@
-"""The features of both observation layouts, and checks of signals and features.
+"""The features of all observation layouts, and checks of signals and features.
 
-The first part lists Observation V3 of the design documents, the second the `travelling` layout.
+The first part lists Observation V3 of the design documents, the second the `travelling` layout;
+`ratios.py` says what the layout of ratios has of it, and more.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def bit(name: str, formula: str) -> FeatureSpec:
     return FeatureSpec(name, formula, kind="one_hot")
 
 
-def _within(
+def within(
     name: str,
     value: str,
     low: float,
@@ -86,15 +87,15 @@ def _accuracy(name: str, what: str) -> FeatureSpec:
 BASE_FEATURES: tuple[FeatureSpec, ...] = (
     FeatureSpec("epoch_progress", "epoch / max_epochs"),
     _loss("loss_norm", "val_loss"),
-    _within("loss_delta_norm", "previous loss - val_loss", -2, 2, 2, note="; 1 in the first epoch"),
+    within("loss_delta_norm", "previous loss - val_loss", -2, 2, 2, note="; 1 in the first epoch"),
     _accuracy("accuracy_norm", "val_score"),
-    _within(
+    within(
         "accuracy_delta_norm",
         "points(val_score) - points(previous score)",
         *(-10, 10, 10),
         note="; in the first epoch the previous score counts as 0 points",
     ),
-    _within("plateau_norm", "plateau_epochs", 0, 20, 20),
+    within("plateau_norm", "plateau_epochs", 0, 20, 20),
     flag("host_stabilized", "1 once the host has settled"),
     *(_loss(f"loss_history_{i}", f"loss_history[{i}]") for i in range(HISTORY)),
     *(_accuracy(f"acc_history_{i}", f"score_history[{i}]") for i in range(HISTORY)),
@@ -123,23 +124,23 @@ SLOT_FEATURES: tuple[FeatureSpec, ...] = (
     FeatureSpec("alpha", "alpha"),
     FeatureSpec("alpha_target", "alpha_target"),
     FeatureSpec("alpha_mode_norm", "index / 2 of HOLD, UP, DOWN", unit=2.0, kind="code"),
-    _within("alpha_velocity", "alpha_velocity", -1, 1),
+    within("alpha_velocity", "alpha_velocity", -1, 1),
     FeatureSpec("time_to_target_norm", "clamp(time_to_target, 0, max_epochs) / max_epochs"),
     FeatureSpec("alpha_algorithm_norm", "index / 2 of ADD, MULTIPLY, GATE", unit=2.0, kind="code"),
     *(
-        _within(f"{name}_norm", name, -10, 10, 10, note="; 0 before the first ablation")
+        within(f"{name}_norm", name, -10, 10, 10, note="; 0 before the first ablation")
         for name in ("contribution", "contribution_velocity")
     ),
-    _within("epochs_in_stage_norm", "epochs_in_stage", 0, 150, 150),
-    _within("gradient_norm_norm", "grad_norm", 0, 10, 10),
+    within("epochs_in_stage_norm", "epochs_in_stage", 0, 150, 150),
+    within("gradient_norm_norm", "grad_norm", 0, 10, 10),
     FeatureSpec("gradient_health", "grad_health"),
     FeatureSpec("gradient_health_prev", "grad_health_prev"),
     flag("has_vanishing", "1 if a gradient tensor has vanished"),
     flag("has_exploding", "1 if a gradient tensor explodes"),
-    _within("interaction_sum_norm", "sum over j of interaction[i, j]", 0, 10, 10),
-    _within("boost_received_norm", "max over j of interaction[i, j]", 0, 5, 5),
-    _within("upstream_alpha_norm", "sum of alpha of measured seeds before", 0, 3, 3),
-    _within("downstream_alpha_norm", "sum of alpha of measured seeds after", 0, 3, 3),
+    within("interaction_sum_norm", "sum over j of interaction[i, j]", 0, 10, 10),
+    within("boost_received_norm", "max over j of interaction[i, j]", 0, 5, 5),
+    within("upstream_alpha_norm", "sum of alpha of measured seeds before", 0, 3, 3),
+    within("downstream_alpha_norm", "sum of alpha of measured seeds after", 0, 3, 3),
     FeatureSpec("counterfactual_fresh", "0.995 ^ counterfactual_age; 0 before the first ablation"),
 )
 """What is known about one slot; all zero where it is empty or not enabled."""
@@ -293,7 +294,7 @@ _LARGEST = 30.0
 
 def _ratio(name: str, what: str) -> FeatureSpec:
     """Return the logarithm of a loss or an error relative to guessing."""
-    return _within(name, f"ln(max({what}, {LEAST_SHARE:g}))", RATIO_LOW, RATIO_HIGH, 2.0)
+    return within(name, f"ln(max({what}, {LEAST_SHARE:g}))", RATIO_LOW, RATIO_HIGH, 2.0)
 
 
 def _count(name: str, what: str) -> FeatureSpec:
@@ -308,7 +309,7 @@ def _size(name: str, what: str) -> FeatureSpec:
 
 def _share(name: str, what: str) -> FeatureSpec:
     """Return the logarithm of a cost relative to the host's, on a fixed scale."""
-    return _within(name, f"ln({what})", COST_LOW, COST_HIGH, 3.0, kind="size")
+    return within(name, f"ln({what})", COST_LOW, COST_HIGH, 3.0, kind="size")
 
 
 PAST = tuple(range(1, HISTORY))
@@ -323,42 +324,42 @@ HOST_FEATURES: tuple[FeatureSpec, ...] = (
     _ratio("best_loss", "best_loss / chance_loss"),
     flag("train_known", "1 if the training loss is known"),
     _ratio("train_loss", "train_loss / chance_loss"),
-    _within("generalization_gap", "ln(val_loss / train_loss)", -CHANGE, 2 * CHANGE),
+    within("generalization_gap", "ln(val_loss / train_loss)", -CHANGE, 2 * CHANGE),
     _ratio("error", "error"),
     _ratio("best_error", "error of best_score"),
     *(
-        _within(f"loss_change_{back}", f"ln(val_loss {back} back / val_loss)", -CHANGE, CHANGE)
+        within(f"loss_change_{back}", f"ln(val_loss {back} back / val_loss)", -CHANGE, CHANGE)
         for back in PAST
     ),
     *(
-        _within(f"error_change_{back}", f"ln(error {back} back / error)", -CHANGE, CHANGE)
+        within(f"error_change_{back}", f"ln(error {back} back / error)", -CHANGE, CHANGE)
         for back in PAST
     ),
-    _within("score_step", "(val_score - previous score) / noise", -NOISES, NOISES, 2.0),
-    _within("score_trend", "(val_score - oldest score) / noise", -NOISES, NOISES, 2.0),
-    _within("below_best", "(best_score - val_score) / noise", 0.0, NOISES, 2.0),
+    within("score_step", "(val_score - previous score) / noise", -NOISES, NOISES, 2.0),
+    within("score_trend", "(val_score - oldest score) / noise", -NOISES, NOISES, 2.0),
+    within("below_best", "(best_score - val_score) / noise", 0.0, NOISES, 2.0),
     _count("plateau", "plateau_epochs"),
     flag("host_stabilized", "1 once the host has settled"),
     _size("params", "params"),
-    _within("params_grown", "ln(params / host_params)", 0.0, 5.0),
+    within("params_grown", "ln(params / host_params)", 0.0, 5.0),
     flag("flops_known", "1 if operations are counted"),
     _size("flops", "flops"),
-    _within("flops_grown", "ln(flops / host_flops)", 0.0, 5.0),
-    _within("budget_used", "params / budget", 0.0, 2.0),
+    within("flops_grown", "ln(flops / host_flops)", 0.0, 5.0),
+    within("budget_used", "params / budget", 0.0, 2.0),
     flag("param_limited", "1 if parameters are limited"),
-    _within("param_limit_used", "params / param_limit", 0.0, 1.0),
-    _within("param_limit_left", "ln(1 + (param_limit - params) / host_params)", 0.0, 2 * NO_LIMIT),
+    within("param_limit_used", "params / param_limit", 0.0, 1.0),
+    within("param_limit_left", "ln(1 + (param_limit - params) / host_params)", 0.0, 2 * NO_LIMIT),
     flag("flop_limited", "1 if operations are limited"),
-    _within("flop_limit_used", "flops / flop_limit", 0.0, 1.0),
-    _within("flop_limit_left", "ln(1 + (flop_limit - flops) / host_flops)", 0.0, 2 * NO_LIMIT),
+    within("flop_limit_used", "flops / flop_limit", 0.0, 1.0),
+    within("flop_limit_left", "ln(1 + (flop_limit - flops) / host_flops)", 0.0, 2 * NO_LIMIT),
     flag("samples_known", "1 if the size of the training set is known"),
     _size("train_samples", "train_samples"),
-    _within("samples_per_param", "ln(train_samples / params)", -10, 10, 5, kind="size"),
+    within("samples_per_param", "ln(train_samples / params)", -10, 10, 5, kind="size"),
     _count("passes", "epoch * samples_per_epoch / train_samples"),
     _count("passes_left", "(max_epochs - epoch) * samples_per_epoch / train_samples"),
     flag("rate_known", "1 if the learning rate is known"),
-    _within("learning_rate", "ln(learning_rate)", -15, 5, 5, kind="size"),
-    _within("rate_factor", "rate_factor", 0.0, 1.0),
+    within("learning_rate", "ln(learning_rate)", -15, 5, 5, kind="size"),
+    within("rate_factor", "rate_factor", 0.0, 1.0),
     _size("classes", "max(num_classes, 1)"),
     flag("is_accuracy", "1 if the score is an accuracy, 0 if it is a negative loss"),
     _size("num_slots", "enabled slots"),
@@ -391,26 +392,26 @@ TRAVELLING_SLOT_FEATURES: tuple[FeatureSpec, ...] = (
         bit(f"algorithm_{kind.name.lower()}", f"1 if it is blended by {kind.name}")
         for kind in AlphaAlgorithm
     ),
-    _within("alpha_velocity", "alpha_velocity", -1.0, 1.0),
+    within("alpha_velocity", "alpha_velocity", -1.0, 1.0),
     _count("time_to_target", "time_to_target"),
     _count("epochs_in_stage", "epochs_in_stage"),
     _count("age", "age"),
     flag("measured", "1 once an ablation has told the contribution"),
     FeatureSpec("freshness", f"{FRESHNESS_DECAY} ^ counterfactual_age; 0 unless measured"),
-    _within("contribution", "contribution / what is left to gain", -2.0, 2.0),
-    _within("contribution_noise", "contribution / contribution_se", -10.0, 10.0, NOISES),
-    _within("contribution_velocity", "contribution_velocity / what is left to gain", -2.0, 2.0),
-    _within("interaction_sum", "sum over j of interaction[i, j] / what is left to gain", -2.0, 2.0),
-    _within("boost_received", "max over j of interaction[i, j] / what is left to gain", 0.0, 2.0),
-    _within("upstream_alpha", "sum of alpha of measured seeds before", 0.0, 3.0),
-    _within("downstream_alpha", "sum of alpha of measured seeds after", 0.0, 3.0),
+    within("contribution", "contribution / what is left to gain", -2.0, 2.0),
+    within("contribution_noise", "contribution / contribution_se", -10.0, 10.0, NOISES),
+    within("contribution_velocity", "contribution_velocity / what is left to gain", -2.0, 2.0),
+    within("interaction_sum", "sum over j of interaction[i, j] / what is left to gain", -2.0, 2.0),
+    within("boost_received", "max over j of interaction[i, j] / what is left to gain", 0.0, 2.0),
+    within("upstream_alpha", "sum of alpha of measured seeds before", 0.0, 3.0),
+    within("downstream_alpha", "sum of alpha of measured seeds after", 0.0, 3.0),
     _count("grad_norm", "grad_norm"),
     FeatureSpec("grad_health", "grad_health"),
     FeatureSpec("grad_health_prev", "grad_health_prev"),
     flag("has_vanishing", "1 if a gradient tensor has vanished"),
     flag("has_exploding", "1 if a gradient tensor explodes"),
-    _within("params_share", "ln(1 + slot_params / host_params)", 0.0, 5.0),
-    _within("flops_share", "ln(1 + slot_flops / host_flops)", 0.0, 5.0),
+    within("params_share", "ln(1 + slot_params / host_params)", 0.0, 5.0),
+    within("flops_share", "ln(1 + slot_flops / host_flops)", 0.0, 5.0),
 )
 """What is known about one slot; all zero where the host has no such slot."""
 
@@ -427,5 +428,3 @@ PAIR_INDEX = {spec.name: index for index, spec in enumerate(PAIR_FEATURES)}
 """Positions by name, within the host, a slot, and a blueprint at a slot."""
 
 NUM_HOST = len(HOST_FEATURES)
-NUM_SLOT = len(TRAVELLING_SLOT_FEATURES)
-NUM_PAIR = len(PAIR_FEATURES)

@@ -23,17 +23,8 @@ from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.layout import (
     FEEDBACK_FEATURES,
-    HOST_FEATURES,
-    HOST_INDEX,
     NUM_BASE,
     NUM_FEEDBACK,
-    NUM_HOST,
-    NUM_PAIR,
-    NUM_SLOT,
-    PAIR_FEATURES,
-    PAIR_INDEX,
-    TRAVELLING_SLOT_FEATURES,
-    TRAVELLING_SLOT_INDEX,
     FeatureSpec,
     check_finite,
     check_signals,
@@ -41,6 +32,7 @@ from esper.tamiyo.policy.layout import (
     feature_specs,
     get_feature_size,
 )
+from esper.tamiyo.policy.ratios import FEATURE_SETS, FeatureSet
 from esper.tamiyo.policy.travelling import observe_host, observe_pairs, observe_slots
 
 # ---- ObservationNormalizer: running statistics by which observations are standardised
@@ -193,8 +185,9 @@ def _after_loading(normalizer: nn.Module, _: Any) -> None:
     normalizer.spread()
 
 
-LayoutName = Literal["documents", "travelling"]
-"""Observation V3 of the design documents, or task-relative features for any host."""
+LayoutName = Literal["documents", "travelling", "ratios"]
+"""Observation V3 of the design documents, or task-relative features for any host: all of them, or
+those that tell no size or count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,28 +271,29 @@ class TravellingLayout:
 
     num_slots: int
     num_blueprints: int
+    name: str = "travelling"
+    """Which features it has, a key of `FEATURE_SETS`."""
+
+    @property
+    def features(self) -> FeatureSet:
+        """The features of its parts."""
+        return FEATURE_SETS[self.name]
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """Host, slots and pairs of slot and blueprint."""
-        pairs = self.num_slots * self.num_blueprints
-        slots_end = NUM_HOST + self.num_slots * NUM_SLOT
+        own, pairs = self.features, self.num_slots * self.num_blueprints
+        slots_end = len(own.host) + self.num_slots * len(own.slot)
         return (
-            Part("host", 0, HOST_FEATURES, 1, None),
-            Part(
-                "slot",
-                NUM_HOST,
-                TRAVELLING_SLOT_FEATURES,
-                self.num_slots,
-                TRAVELLING_SLOT_INDEX["exists"],
-            ),
-            Part("pair", slots_end, PAIR_FEATURES, pairs, PAIR_INDEX["fits"]),
+            Part("host", 0, own.host, 1, None),
+            Part("slot", len(own.host), own.slot, self.num_slots, own.index("slot", "exists")),
+            Part("pair", slots_end, own.pair, pairs, own.index("pair", "fits")),
         )
 
     @property
     def size(self) -> int:
         """Number of features."""
-        return NUM_HOST + self.num_slots * (NUM_SLOT + self.num_blueprints * NUM_PAIR)
+        return sum(part.size for part in self.parts)
 
     @property
     def specs(self) -> tuple[FeatureSpec, ...]:
@@ -320,20 +314,20 @@ class TravellingLayout:
     @property
     def feedback(self) -> slice:
         """Position of the features about the previous action."""
-        start = HOST_INDEX[FEEDBACK_FEATURES[0].name]
+        start = self.features.index("host", FEEDBACK_FEATURES[0].name)
         return slice(start, start + NUM_FEEDBACK)
 
     def labels(self, slot_names: Sequence[str], blueprint_names: Sequence[str]) -> list[str]:
         """Return the name of every feature on a host with these slots and blueprints."""
         slots = padded_slots(slot_names, self.num_slots)
         return [
-            *(spec.name for spec in HOST_FEATURES),
-            *(f"{slot}.{spec.name}" for slot in slots for spec in TRAVELLING_SLOT_FEATURES),
+            *(spec.name for spec in self.features.host),
+            *(f"{slot}.{spec.name}" for slot in slots for spec in self.features.slot),
             *(
                 f"{slot}.{blueprint}.{spec.name}"
                 for slot in slots
                 for blueprint in blueprint_names
-                for spec in PAIR_FEATURES
+                for spec in self.features.pair
             ),
         ]
 
@@ -349,15 +343,18 @@ class TravellingLayout:
                 f"{signals.seed_params.shape[-1]} blueprints, but the observation is laid out for "
                 f"{self.num_slots} and {self.num_blueprints}; lay it out for the host"
             )
-        pairs = observe_pairs(signals)
-        slots = observe_slots(signals, pairs)
+        own = self.features
+        pairs = observe_pairs(signals, own.pair)
+        slots = observe_slots(signals, pairs, own.slot)
         active = signals.occupied & signals.enabled
         blueprints = torch.where(active, signals.blueprint, -1)
         if missing:
             slots = F.pad(slots, (0, 0, 0, missing))
             pairs = F.pad(pairs, (0, 0, 0, 0, 0, missing))
             blueprints = F.pad(blueprints, (0, missing), value=-1)
-        numbers = torch.cat([observe_host(signals), slots.flatten(1), pairs.flatten(1)], dim=1)
+        numbers = torch.cat(
+            [observe_host(signals, own.host), slots.flatten(1), pairs.flatten(1)], dim=1
+        )
         if is_checking_stages():
             check_signals(signals)
             check_finite(numbers, self.names)
@@ -377,7 +374,7 @@ def make_layout(name: LayoutName, num_slots: int, num_blueprints: int) -> Observ
     """Return a layout by its name, for so many slots and blueprints."""
     if name == "documents":
         return DocumentsLayout(num_slots)
-    return TravellingLayout(num_slots, num_blueprints)
+    return TravellingLayout(num_slots, num_blueprints, name)
 
 
 def padded_slots(slot_names: Sequence[str], slots: int) -> tuple[str, ...]:

@@ -80,8 +80,8 @@ class Scale:
         return (top - score) / self.chance_error.view(shape)
 
 
-def observe_host(signals: Signals) -> Tensor:
-    """Return float32 [R, host features]."""
+def observe_host(signals: Signals, specs: Sequence[FeatureSpec] = HOST_FEATURES) -> Tensor:
+    """Return float32 [R, host features], those of the specs."""
     scale = Scale.of(signals)
     epoch, horizon = signals.epoch.float(), signals.max_epochs.float()
     params, host_params = signals.params.float(), signals.host_params.clamp(min=1).float()
@@ -106,11 +106,17 @@ def observe_host(signals: Signals) -> Tensor:
         assert isinstance(found, Tensor)
         return found.sum(1) / enabled
 
+    has_budget = signals.compute_budget > 0
+    budget = signals.compute_budget.clamp(min=1).float()
+    spent = torch.where(has_budget, signals.compute_spent / budget, epoch / horizon)
     ops = _one_hot(signals.last_op, LifecycleOp)
     _check_codes(signals, active, ops)
     return _columns(
-        HOST_FEATURES,
+        specs,
         {
+            "budget_known": has_budget,
+            "budget_left": 1.0 - spent,
+            "plateau_share": signals.plateau_epochs / horizon,
             "progress": epoch / horizon,
             "epochs_left": torch.log1p((horizon - epoch).clamp(min=0)),
             "horizon": horizon.log(),
@@ -161,12 +167,15 @@ def observe_host(signals: Signals) -> Tensor:
     )
 
 
-def observe_slots(signals: Signals, pairs: Tensor) -> Tensor:
+def observe_slots(
+    signals: Signals, pairs: Tensor, specs: Sequence[FeatureSpec] = TRAVELLING_SLOT_FEATURES
+) -> Tensor:
     """Return float32 [R, S, slot features]; all 0 where a slot is not enabled.
 
     Args:
         signals: the measurements.
         pairs: the result of `observe_pairs`.
+        specs: the features.
     """
     scale = Scale.of(signals)
     exists, active = signals.enabled, signals.occupied & signals.enabled
@@ -179,6 +188,7 @@ def observe_slots(signals: Signals, pairs: Tensor) -> Tensor:
     before = weight.cumsum(1) - weight
     host_params = signals.host_params.clamp(min=1)[:, None]
     host_flops = signals.host_flops.clamp(min=1)[:, None]
+    horizon = signals.max_epochs.float()[:, None]
     fits = pairs[..., PAIR_INDEX["fits"]] > 0
     interaction = torch.where(active[:, :, None], signals.interaction, 0.0)
     own = {
@@ -190,6 +200,7 @@ def observe_slots(signals: Signals, pairs: Tensor) -> Tensor:
         "channels": signals.slot_channels.clamp(min=1).float().log(),
         "positions": signals.slot_positions.clamp(min=1).float().log(),
         "fitting": torch.log1p(fits.sum(-1).float()),
+        "fitting_share": fits.float().mean(-1),
         "cheapest_params": _cheapest(pairs, "params", fits),
         "cheapest_flops": _cheapest(pairs, "flops", fits),
     }
@@ -220,14 +231,16 @@ def observe_slots(signals: Signals, pairs: Tensor) -> Tensor:
         "has_exploding": signals.exploding,
         "params_share": torch.log1p(signals.slot_params / host_params),
         "flops_share": torch.log1p(signals.slot_flops / host_flops),
+        "time_to_target_share": signals.time_to_target / horizon,
+        "in_stage_share": signals.epochs_in_stage.clamp(min=0) / horizon,
+        "age_share": signals.age.clamp(min=0) / horizon,
+        "step_share": signals.slot_flops / signals.flops.clamp(min=1)[:, None],
     }
     seed = {name: torch.where(active, value, 0) for name, value in seed.items()}
-    return torch.where(
-        exists.unsqueeze(-1), _columns(TRAVELLING_SLOT_FEATURES, {**own, **seed}), 0.0
-    )
+    return torch.where(exists.unsqueeze(-1), _columns(specs, {**own, **seed}), 0.0)
 
 
-def observe_pairs(signals: Signals) -> Tensor:
+def observe_pairs(signals: Signals, specs: Sequence[FeatureSpec] = PAIR_FEATURES) -> Tensor:
     """Return float32 [R, S, B, pair features]; 0 where a blueprint does not fit a slot."""
     cost, work = signals.seed_params, signals.seed_flops
     names = torch.arange(cost.shape[-1], device=cost.device)
@@ -240,13 +253,13 @@ def observe_pairs(signals: Signals) -> Tensor:
         "fits": fits,
         "params": _log_cost(cost, host_params),
         "flops": _log_cost(work, host_flops),
+        "step_cost": torch.log1p(work.clamp(min=0) / signals.flops.clamp(min=1)[:, None, None]),
     }
-    return torch.where(fits.unsqueeze(-1), _columns(PAIR_FEATURES, values), 0.0)
+    return torch.where(fits.unsqueeze(-1), _columns(specs, values), 0.0)
 
 
 def _columns(specs: Sequence[FeatureSpec], values: Mapping[str, Tensor]) -> Tensor:
     """Return [..., features] in the order of the specs, divided by their units and clamped."""
-    assert len(values) == len(specs), "every feature has one value"
     columns = torch.stack([values[spec.name].float() for spec in specs], dim=-1)
     unit, low, high = _ranges(tuple(specs), columns.device)
     return torch.minimum(torch.maximum(columns / unit, low), high)

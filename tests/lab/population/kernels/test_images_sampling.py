@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from esper.kasmina.budget import Portion
 from esper.lab.bench.engine import measured_task, random_data
 from esper.lab.population.batches import BatchBuffers, RowSamples
 from tests.lab.population.kernels.agreement import on_cuda
@@ -31,7 +32,9 @@ def test_images_and_targets(augmentations: str, dtype: torch.dtype) -> None:
         for each, kind in zip((whole, whole.on(dark), whole), kinds, strict=True)
     ]
     samples = RowSamples(data, [3, 4, 5])
-    plan, inputs, memory = samples.draw([1, 2, 7]), BatchBuffers(dtype, samples.device), set()
+    portions = [Portion(epoch, 64 * (epoch - 1), 64) for epoch in (1, 2, 7)]
+    plan, memory = samples.draw(portions, 0, 64), set()
+    inputs = BatchBuffers(dtype, samples.device)
     for start in (0, 16, 48):
         inputs.load(samples, plan, start, start + 16)
         x, y = samples.gather(plan, start, start + 16)
