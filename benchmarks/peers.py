@@ -346,9 +346,11 @@ def _version(package: str | None) -> str | None:
 # ---- the command
 
 
-def run(out: Path, peers: str) -> None:
+def run(out: Path, peers: str, only: list[str]) -> None:
     """Measure what is not there yet: rates first, then the seeds that are judged."""
     for number, (task, name, package, _) in enumerate(ARMS):
+        if only and not any(word in f"{task} {name}" for word in only):
+            continue
         if package is not None and importlib.util.find_spec(package) is None:
             print(f"{name}: left out, {package} is not installed", file=sys.stderr)
             continue
@@ -446,6 +448,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("research/peers/results.jsonl"))
     parser.add_argument("--peers", default="", metavar="FOLDER", help="where the peers are")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="arms by their names")
     parser.add_argument("--summary", action="store_true", help="only print what --out holds")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -457,6 +460,6 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(measure(*json.loads(options.job))))
         return 0
     if not options.summary:
-        run(options.out, options.peers)
+        run(options.out, options.peers, options.only)
     summarize(_read(options.out))
     return 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from esper.scripts.cli import demo
 from esper.scripts.cli.demo import ARMS, BUDGET, Outcome, Point
@@ -151,3 +153,31 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     said = esper(capsys, "demo", option, value, "--out", tmp_path / "demo")
     assert option in said.complaint()
     assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_a_terminal_shows_a_row_for_each_network(width: int) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=width)
+    with demo.DemoView(console, ARMS) as view:
+        view.show(ARMS[2].name, Point(0.2, 1e9, 1, 2.5))
+        view.show(ARMS[2].name, Point(0.4, 2e9, 2, 2.25))
+    shown = screen.getvalue()
+    for text in (*(arm.name for arm in ARMS), "██░░", "40%", "2.250"):
+        assert text in shown
+    assert ("so far" in shown) == (width > 100)
+
+
+def test_without_a_terminal_there_are_plain_lines_and_none_is_lost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with demo.DemoView(Console(stderr=True, width=40), ARMS) as view:
+        for share, blocks in ((0.2, 1), (0.4, 2), (0.6, 4)):
+            view.show(ARMS[2].name, Point(share, 1e9, blocks, 2.5))
+        for arm in ARMS:
+            view.show(arm.name, Point(1.0, 2e9, arm.blocks, 2.0))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == [
+        f"{ARMS[2].name}: {n} blocks, {at} of its steps" for n, at in ((2, "40%"), (4, "60%"))
+    ]
+    assert lines[-1].count("100% loss 2.000") == 3
