@@ -54,12 +54,13 @@ def measure(job: Job, name: str = "", out: str | None = None, compute: float = 1
 def gains_of(results: Sequence[dict[str, Any]]) -> list[float]:
     """Return by how many percent the grown network is below the best static one, by set and seed.
 
-    Positive is better. The best static network is chosen anew for each of them.
+    Positive is better. The best static network is chosen anew for each of them, and every network
+    counts at its best rate.
     """
     runs: dict[tuple[str, int], dict[str, float]] = {}
     for one in results:
         losses = runs.setdefault((one["set"], one["seed"]), {})
-        losses[one["network"]] = one["test_loss"]
+        losses[one["network"]] = min(one["test_loss"], losses.get(one["network"], float("inf")))
     gains = []
     for losses in runs.values():
         grown = [loss for name, loss in losses.items() if name.startswith("grown")]
