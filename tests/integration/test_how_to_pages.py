@@ -98,7 +98,7 @@ def test_growing_with_an_optimizer_and_of_a_frozen_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = python_blocks(HOW_TO / "grow-your-own.md")
-    optimizing, adapting, learned, copying, counting, stopping, *rest = blocks
+    optimizing, adapting, learned, copying, counting, spending, stopping, *rest = blocks
     looking, going_on, comparing = rest
     names = run_blocks([optimizing.replace("60", "8")], taken_for_granted())[0]
     assert names["schedule"].last_epoch == 8
@@ -111,6 +111,8 @@ def test_growing_with_an_optimizer_and_of_a_frozen_model(
     assert [slot.blueprint for slot in grown.history[-1].slots] == ["kin"] * 2
     count = run_blocks([counting], taken_for_granted())[0]["count"]
     assert 0 < 2 * count.by_module["encoder.layers.0"] < count.total < count.training
+    spent = run_blocks([spending.replace("60", "8")], taken_for_granted())[0]["grown"].summary
+    assert 0 < spent.training_flops <= spent.compute_budget
     at_once = stopping.replace("> 99", ">= 0")
     names = run_blocks([at_once], taken_for_granted())[0]
     assert len(names["grown"].history) == 1
