@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import ast
 import re
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
+
+import pytest
+
+from tests.pages import section
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +27,37 @@ def test_the_step_the_page_names_is_there() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     for name in re.findall(r"`RowGroup\.(\w+)`", page):
         assert callable(getattr(RowGroup, name))
+
+
+WALK = re.compile(
+    r"^\| (\d+) \| `([\w/]+\.py)` \| `([\w.]+)` \| [^|]+ \| ([^|]+) \|$", re.MULTILINE
+)
+
+
+def calls_in(path: Path) -> set[str]:
+    """Return the names of everything that a file calls."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", None))
+            found |= set() if name is None else {name}
+    return found
+
+
+@pytest.mark.parametrize("heading", ["One batch of `esper.grow`", "One round of `esper train`"])
+def test_every_row_of_a_walk_is_called_by_the_row_that_it_names(heading: str) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "esper"
+    rows = {int(row[0]): row[1:] for row in WALK.findall(section(page, heading))}
+    assert sorted(rows) == list(range(1, len(rows) + 1))
+    assert len(rows) > 25
+    for number, (path, function, caller) in rows.items():
+        module = import_module("esper." + path.removesuffix(".py").replace("/", "."))
+        assert callable(attrgetter(function)(module)), function
+        if caller.isdigit():
+            assert int(caller) < number
+            name = function.split(".")[-1]
+            assert name in calls_in(source / rows[int(caller)][0]), f"row {number}: {function}"
 
 
 def documented() -> dict[str, set[str]]:
