@@ -162,7 +162,7 @@ def by_esper(parts: Any, rate: float, seed: int, budget: Budget) -> Any:
         mlp(SMALL),
         train=Batches(),
         val=[parts["val"]],
-        epochs=2 * EPOCHS,
+        epochs=3 * EPOCHS,
         controller="heuristic",
         optimizer=partial(torch.optim.AdamW, lr=rate, weight_decay=0.0),
         max_parameters=LIMIT,
