@@ -602,7 +602,7 @@ def test_a_training_loss_that_stays_infinite_stops_the_run() -> None:
     run = make_run("wait", loss=explode)
     with (
         pytest.warns(EsperWarning, match="the validation loss was not finite") as told,
-        pytest.raises(NonFiniteError, match="not finite, in 3 epochs in a row"),
+        pytest.raises(NonFiniteError, match="not finite in 3 epochs in a row"),
     ):
         finish(run)
     assert [str(one.message).partition(":")[0] for one in told] == ["epoch 1", "epoch 2"]

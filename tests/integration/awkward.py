@@ -219,7 +219,7 @@ CASES: dict[str, Case] = {
     ),
     "a complex loss": Case("the loss is complex64", options={"loss": lambda o, t: o.sum() * 1j}),
     "a loss that is no tensor": Case(
-        "must return a tensor.*got float", options={"loss": lambda o, t: 1.0}
+        "must return a tensor.*returned a float", options={"loss": lambda o, t: 1.0}
     ),
     "a loss that fails": Case(
         r"the loss cannot be taken of outputs.*ZeroDivisionError: .*\(awkward.py:\d+ in <lambda>\)",

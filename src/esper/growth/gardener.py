@@ -433,7 +433,7 @@ class Gardener:
         self.controller.reset(1, "cpu")
         if self._rollbacks >= MAX_ROLLBACKS:
             raise NonFiniteError(
-                f"epoch {self.epoch}: {panic.text}, in {self._rollbacks} epochs in a row; {advice}"
+                f"epoch {self.epoch}: {panic.text} in {self._rollbacks} epochs in a row; {advice}"
             )
         safe = int(self._group.safe_epoch[0])
         warn(

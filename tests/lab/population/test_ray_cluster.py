@@ -17,4 +17,4 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
 
 def test_options_of_a_cluster_need_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "smoke", "--actors", "2", "--out", "nowhere"]) == 2
-    assert "--actors is for a cluster; add --engine ray" in capsys.readouterr().err
+    assert "--actors is for a Ray cluster; add --engine ray" in capsys.readouterr().err

@@ -138,7 +138,7 @@ def test_a_wrong_request_is_one_line(
 def test_the_help_names_every_target(capsys: pytest.CaptureFixture[str]) -> None:
     said = esper(capsys, "bench", "--help")
     assert said.code == 0
-    for word in ("engine", "observation", "policy", "update", "--rows", "random bytes"):
+    for word in ("engine", "observation", "policy", "update", "--rows", "random data"):
         assert word in said.out
 
 

@@ -78,4 +78,4 @@ def test_an_anchor_needs_a_start(capsys: pytest.CaptureFixture[str], tmp_path: P
     said = esper(
         capsys, "train", "smoke", "--set", "ppo.anchor_kl=0.1", "--out", str(tmp_path / "run")
     )
-    assert "give start=FOLDER too" in said.complaint()
+    assert "set start=FOLDER too" in said.complaint()
