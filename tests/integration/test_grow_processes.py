@@ -124,7 +124,7 @@ def test_a_run_that_was_killed_goes_on_as_if_nothing_had_happened(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    kill_and_resume(run, 2, seed=time.time_ns(), latest=0.4)
+    kill_and_resume(run, 1, seed=time.time_ns(), latest=0.4)
     assert esper(capsys, "grow", "--resume", "--out", run).code == 0
     # It did go on: the first epoch was saved, and never trained again.
     assert epochs_trained(run).count(1) == 1

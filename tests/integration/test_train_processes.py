@@ -42,20 +42,3 @@ def test_a_signal_to_the_whole_group_ends_the_step_saves_and_can_be_resumed(
     resumed = esper(capsys, "train", "--resume", "--set", "strategy=sequential", "--out", run)
     assert resumed.code == 0, resumed.err
     assert "Trained on digits: 3 rounds" in resumed.err + resumed.out
-
-
-def test_a_program_that_never_closes_its_rows_ends_all_the_same(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(
-        "from esper.lab.population.population import Population, PopulationConfig\n"
-        "if __name__ == '__main__':\n"
-        "    config = PopulationConfig(workers=1)\n"
-        "    population = Population('digits', 2, 0, 'cpu', 'workers', config=config)\n"
-        "    population.build()\n"
-        "    print(*population.groups[0].engine._pool.process_ids)\n"
-    )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    (worker,) = map(int, done.stdout.split())
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker, 0)

@@ -41,6 +41,11 @@ def test_a_round_is_measured_on_the_trainers_batches_and_told_its_mean_loss() ->
     assert second is not None
     assert second.train_loss is None
     assert second.val_loss == record.val_loss
+    # Every round has a mean of its own.
+    rounds.add_loss(torch.tensor(7.0))
+    third = rounds.end(VAL)
+    assert third is not None
+    assert third.train_loss == 7.0
 
 
 def test_seeds_that_germinate_while_a_trainer_validates_can_be_trained() -> None:

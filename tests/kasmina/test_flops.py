@@ -311,6 +311,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[], Any], int]] = {
         3 * (2 * 3 * 4),
     ),
     "distances": (torch.cdist, zeros((2, 3, 4), (2, 5, 4)), 2 * 2 * 3 * 5 * 4),
+    "distances of all pairs": (F.pdist, zeros((5, 4)), 2 * (5 * 4 // 2) * 4),
     "distances of many": (torch.cdist, zeros((30, 4), (40, 4)), 2 * 30 * 40 * 4),
     "fourier transform": (lambda x: torch.fft.fft(x + 0j), zeros((2, 8)), 2 * 5 * 8 * 3),
     "real fourier transform": (torch.fft.rfft, zeros((2, 8)), 2 * 5 * 8 * 3 // 2),

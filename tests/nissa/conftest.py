@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,3 +17,17 @@ def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     opened = connect_writer(tmp_path / "run.db")
     yield opened
     opened.close()
+
+
+class Clock:
+    """Stands in for the module `time` of a module under test; a test sets it forward."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()

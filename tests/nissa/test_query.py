@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.errors import UsageError
-from esper.nissa import StoreError, open_store, query_run
+from esper.nissa import StoreError, database, open_store, query_run
 from esper.nissa.query import stream_query, unique_names
 from esper.nissa.schema import EpochRow
+from tests.nissa.conftest import Clock
 from tests.nissa.telling import run_row, tell
 
 
@@ -158,8 +159,12 @@ def test_endless_rows_end_as_well(run: Path) -> None:
 
 def test_ctrl_c_ends_a_question_at_once(run: Path) -> None:
     script = (
-        "import sys; from esper.nissa import query_run; print('asking', flush=True)\n"
-        f"try:\n    query_run(sys.argv[1], {ENDLESS!r}, timeout_s=None)\n"
+        "import sys; from esper.nissa import query_run\n"
+        "said = []\n"
+        "def is_wanted():\n"
+        "    said or said.append(print('asking', flush=True))\n"
+        "    return True\n"
+        f"try:\n    query_run(sys.argv[1], {ENDLESS!r}, timeout_s=None, is_wanted=is_wanted)\n"
         "except KeyboardInterrupt:\n    print('interrupted')\n"
     )
     child = subprocess.Popen(
@@ -167,7 +172,6 @@ def test_ctrl_c_ends_a_question_at_once(run: Path) -> None:
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "asking\n"
-    time.sleep(0.5)
     child.send_signal(signal.SIGINT)
     assert child.communicate(timeout=20)[0] == "interrupted\n"
     assert child.returncode == 0
@@ -245,11 +249,14 @@ def test_ten_million_decisions_are_answered_in_under_a_second(
     (tmp_path / "run.db").unlink()
 
 
-def test_the_time_is_looked_at_between_rows_too(run: Path) -> None:
+def test_the_time_is_looked_at_between_rows_too(
+    run: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows that come quickly are too short for SQLite to ask by itself."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
-    with stream_query(run, endless, timeout_s=0.2) as (_, rows):
+    monkeypatch.setattr(database, "time", clock)
+    with stream_query(run, endless, timeout_s=60) as (_, rows):
         next(rows)
-        time.sleep(0.3)
+        clock.ahead = 61
         with pytest.raises(UsageError, match="took longer than"):
             next(rows)

@@ -46,9 +46,9 @@ def test_stacks_of_different_cost() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     example = torch.zeros(2, 1, 8, 8)
     depth = Deepen(model, optimizer, start=1, at={}, example=example)
-    small = depth._flops_per_step({"stage1": 1, "stage2": 1})
+    costs = depth.count_flops(example)
+    small = costs.per_batch({"stage1": 1, "stage2": 1})
     one, other = (
-        depth._flops_per_step(a) - small
-        for a in ({"stage1": 2, "stage2": 1}, {"stage1": 1, "stage2": 2})
+        costs.per_batch(a) - small for a in ({"stage1": 2, "stage2": 1}, {"stage1": 1, "stage2": 2})
     )
     assert one == 4 * other == 3 * 2 * 2 * 64 * 4 * 4 * 9

@@ -55,7 +55,7 @@ def test_a_batch_that_does_not_train_finds_stacks_and_one_that_does_is_counted(g
     assert depth.awake == {"blocks": 1}
     train(model, optimizer, 0, 1, depth=depth)
     counted = Deepen(other := make_gpt(4), torch.optim.SGD(other.parameters()), example=EXAMPLE)
-    assert depth.flops == counted._flops_per_step({"blocks": 1})
+    assert depth.flops == counted.count_flops(EXAMPLE).per_batch({"blocks": 1})
     assert not any(part._forward_pre_hooks for part in model.modules())
 
 

@@ -644,6 +644,22 @@ def test_a_step_has_two_halves_and_a_network_can_go_back() -> None:
     assert depth.static_flops == 4 * (depth.flops - spent) * _cost(4) / _cost(1)
 
 
+def test_a_network_that_goes_back_counts_its_windows_anew() -> None:
+    seen: list[int] = []
+
+    def watch(progress: esper.growth.depth.rules.Progress) -> None:
+        seen.append(progress.windows_since_growth)
+
+    model = make_gpt(4)
+    # A window is one step of a hundred.
+    depth = Deepen(model, sgd(model), controller=watch, total_steps=100, example=EXAMPLE)
+    for _ in range(3):
+        depth.step(1.0)
+    depth.go_back(depth.awake)
+    depth.step(1.0)
+    assert seen == [1, 2, 3, 1]
+
+
 def _cost(blocks: int) -> int:
     return esper.count_flops(make_gpt(blocks), EXAMPLE).total
 

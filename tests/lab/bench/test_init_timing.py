@@ -1,22 +1,37 @@
 from __future__ import annotations
 
-import time
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
 
+import pytest
+
+from esper.lab import bench
 from esper.lab.bench import compare, take_turns
 
 
-def test_the_ratio_is_that_of_neighbours() -> None:
-    result = compare(
-        "sleep",
-        lambda: time.sleep(0.002),
-        lambda: time.sleep(0.02),
-        against="a longer one",
-        rounds=3,
-        calls=2,
-    )
-    assert 3 < result.ratio < 15
-    assert result.least_ratio <= result.ratio <= result.greatest_ratio
-    assert result.esper_ms < result.reference_ms
+def test_the_ratio_is_that_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+
+    def taking(*turns: float) -> Callable[[], None]:
+        """Return work whose calls take these seconds; two calls are timed together."""
+        seconds = itertools.chain.from_iterable((each, each) for each in turns)
+
+        def work() -> None:
+            clock.now += next(seconds)
+
+        return work
+
+    def read() -> float:
+        return float(clock.now)
+
+    monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=read, thread_time=read))
+    # The first turn of each only warms up.
+    ours, theirs = taking(9.0, 1.0, 2.0, 4.0), taking(9.0, 8.0, 4.0, 20.0)
+    result = compare("work", ours, theirs, against="longer", rounds=3, calls=2)
+    assert (result.least_ratio, result.ratio, result.greatest_ratio) == (2.0, 5.0, 8.0)
+    assert (result.esper_ms, result.reference_ms) == (2000.0, 8000.0)
+    assert result.cpu_ratio == 5.0
 
 
 def test_calls_are_timed_together_and_the_first_turn_only_warms_up() -> None:

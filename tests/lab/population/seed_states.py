@@ -102,7 +102,7 @@ def stir(slots: list[Slot], seed_stacks: SeedStacks) -> None:
                 drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.copy_(0.3 * drawn)
                 values[name] = parameter.detach().clone()
-        for stack in seed_stacks._stacks.values():
+        for stack in seed_stacks.stacks:
             if row in stack.rows:
                 prefix = "gate." if stack.kind == -1 else "seed."
                 own = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}

@@ -8,6 +8,7 @@ from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.engine import Moments, RowWeights
 from esper.kasmina.seedbed import draw_gate, draw_seed
 from esper.kasmina.state import SlotState
+from esper.lab.population.parameter_stack import StackCapacity
 from esper.lab.population.seed_stacks import ABSENT, SeedStacks
 from esper.lab.population.slot_forward import BLENDED, EMPTY, ISOLATED
 from esper.leyline.stages import SeedStage
@@ -68,7 +69,7 @@ def test_seeds_that_are_gone_leave_with_their_gates_and_the_others_stay() -> Non
     assert seed_stacks.read(1) == ({}, {})
     assert same(seed_stacks.read(2), kept)
     seed_stacks.sync(make_state(3))
-    assert seed_stacks._stacks == {}
+    assert seed_stacks.stacks == []
     assert seed_stacks.germinations == [1, 1, 1]
 
 
@@ -164,6 +165,23 @@ def test_a_set_of_stacks_begins_again_with_other_streams() -> None:
     assert seed_stacks.read(0) == ({}, {})
     seed_stacks.sync(state)
     assert not same(seed_stacks.read(1), make_and_read(other, state, 1))
+
+
+def test_rows_that_begin_again_keep_the_entries_that_were_needed_of_late() -> None:
+    rows = 32
+    capacity = StackCapacity(has_spares=True, rows=rows, sample_bytes=4)
+    cpu = torch.device("cpu")
+    seed_stacks = SeedStacks((SPEC,), range(rows), torch.float64, cpu, capacity=capacity)
+    kept = []
+    for seeds in (24, 4, 4):
+        state = make_state(rows)
+        for row in range(seeds):
+            state = put(state, row, "mlp")
+        seed_stacks.sync(state)
+        seed_stacks.renew(range(rows))
+        kept.append(len(seed_stacks.stacks[0].rows))
+    # The episode before last counts too: one quiet episode gives nothing up.
+    assert kept == [24, 24, 6]
 
 
 def make_and_read(seed_stacks: SeedStacks, state: SlotState, row: int) -> object:

@@ -84,7 +84,7 @@ def test_values_and_gradients_are_those_of_plain_slots(
     assert h.grad is not None
     assert plain_h.grad is not None
     torch.testing.assert_close(h.grad, plain_h.grad, rtol=1e-12, atol=1e-12)
-    for stack in seed_stacks._stacks.values():
+    for stack in seed_stacks.stacks:
         prefix = "gate." if stack.kind == -1 else "seed."
         for entry, row in enumerate(stack.rows):
             if row == ABSENT:
@@ -120,7 +120,7 @@ def test_a_seed_that_is_not_finite_reaches_no_other_row() -> None:
 
     clean = run()
     for row, reaches_its_host in ((2, False), (0, True)):
-        for stack in seed_stacks._stacks.values():
+        for stack in seed_stacks.stacks:
             if row in stack.rows:
                 stack.parameters.flat[stack.rows.index(row)] = torch.nan
             for entry, owner in enumerate(stack.rows):

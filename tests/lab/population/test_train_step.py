@@ -109,6 +109,29 @@ def test_every_seed_and_gate_learns_as_its_own_row_and_slot_do() -> None:
     assert how.clips.tolist() == [1.0, 0.1, 0.0, 0.0, 0.0, 0.1]
 
 
+def test_a_seed_and_its_gate_are_clipped_together() -> None:
+    hosts, _ = make_hosts(2)
+    seed_stacks = make_seed_stacks(2)
+    state = put(make_state(2), 1, "mlp", algorithm=GATE)
+    seed_stacks.sync(state)
+    grown = [stack.parameters for stack in seed_stacks.stacks]
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        seeds = sum(leaf.sum() for stack in grown for leaf in stack.leaves.values())
+        return hosts.leaves["weight"].sum((1, 2)) + torch.stack([torch.zeros(()), seeds])
+
+    step = TrainStep(hosts, seed_stacks, losses)
+    how = TrainingConfig(learning_rate=0.5, momentum=0.0, weight_decay=0.0, max_grad_norm=0.1)
+    step.begin(state, RowTraining.of([how] * 2, [1] * 2, [9] * 2, state.learned.tolist()))
+    stacks = [hosts, *grown]
+    before = [stack.flat.clone() for stack in stacks]
+    step.run(torch.zeros(2, 1), torch.zeros(2, 1))
+    host, gate, seed = (stack.flat - old for stack, old in zip(stacks, before, strict=True))
+    torch.testing.assert_close(host.norm(dim=1), torch.full((2,), 0.05).double())
+    assert min(gate.norm(), seed.norm()) > 0
+    torch.testing.assert_close(torch.cat([gate, seed], 1).norm(), torch.tensor(0.05).double())
+
+
 def test_a_step_is_for_the_layout_of_its_time() -> None:
     hosts, _ = make_hosts(3)
     seed_stacks = make_seed_stacks(3)

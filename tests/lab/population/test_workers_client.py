@@ -303,7 +303,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_starts() -> None:
     class Local(TinyValues):
         """A task that lives in a function."""
 
-    population = make_population([Local], 2, "workers", workers=2)
+    population = make_population([Local], 2, "workers", workers=1)
     with pytest.raises(StrategyError, match="cannot be sent to worker processes") as caught:
         population.reset()
     assert isinstance(caught.value, EsperError)
@@ -333,13 +333,14 @@ def test_where_processes_were_not_asked_for_rows_run_without_them_and_say_why(
 
 def test_a_class_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TinyValues, "__module__", "__main__")
-    population = make_population([TinyValues], 2, "workers", workers=2)
+    population = make_population([TinyValues], 2, "workers", workers=1)
     with pytest.raises(StrategyError, match="TinyValues is defined in the script itself; define"):
         population.reset()
     assert not multiprocessing.active_children()
 
 
 SCRIPT = """
+import multiprocessing
 import esper
 import esper.lab.population.engine
 from tests.lab.population.tiny_tasks import TinyValues
@@ -347,11 +348,11 @@ from tests.lab.population.tiny_tasks import TinyValues
 config = esper.lab.population.engine.PopulationConfig(workers=1)
 population = esper.Population(TinyValues(), 2, device="cpu", strategy="workers", config=config)
 print(population.strategy, bool(population.reset().val_loss.isfinite().all()))
-population.close()
+print(*(process.pid for process in multiprocessing.active_children()))
 """
 
 
-def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+def test_a_script_needs_no_guard_and_ends_without_closing_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     root = Path(__file__).parents[3]
@@ -360,4 +361,7 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
         [sys.executable, str(path)], env=here, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["workers", "True"]
+    *said, worker = done.stdout.split()
+    assert said == ["workers", "True"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(worker), 0)

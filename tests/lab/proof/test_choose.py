@@ -109,6 +109,8 @@ def test_members_that_were_not_played_get_what_members_like_them_want() -> None:
     priced = best_by_likeness(table, ["shallow", "any"], "val", places, price=0.05, most=2)
     assert priced["2 slots"] == "shallow"
     assert priced["6 slots"] is None, "it adds more than it brings"
+    dear = best_by_likeness(table, ["shallow", "any"], "val", places, price=9.0, most=2)
+    assert dear["2 slots"] == "shallow", "what adds nothing costs nothing"
     one = best_by_likeness(table, ["shallow", "any"], "val", places, price=0.0, most=1)
     assert (one["2 slots"], one["6 slots"]) == ("shallow", None), "what serves best with waiting"
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from esper.nissa.dashboard import guard as catalogs
 from esper.nissa.dashboard.guard import Catalog
 from esper.nissa.listing import RunEntry, describe_run
+from tests.nissa.conftest import Clock
 from tests.nissa.dashboard.stores import growing
 
 
@@ -56,7 +56,7 @@ def test_a_run_that_begins_later_is_found(tmp_path: Path) -> None:
 
 
 def test_a_slow_store_keeps_nobody_else_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("bad", "good"):
         growing(tmp_path / name, epochs=1)
@@ -67,10 +67,11 @@ def test_a_slow_store_keeps_nobody_else_waiting(
         described.append(folder.name)
         if folder.name == "bad":
             assert finish.wait(30)
-            time.sleep(2 * catalogs.SLOW_S)
+            clock.ahead += 2 * catalogs.SLOW_S
         return describe_run(folder)
 
     monkeypatch.setattr(catalogs, "describe_run", describe)
+    monkeypatch.setattr(catalogs, "time", clock)
     catalog = Catalog(tmp_path, fresh_s=0.0)
     listing = threading.Thread(target=catalog.entries)
     listing.start()

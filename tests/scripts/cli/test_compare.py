@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from esper.leyline.actions import HEAD_NAMES
+from esper.leyline.records import StackRecord
 from esper.nissa.reader import open_run
+from esper.scripts.cli.compare import Side, print_sides
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.recorded import start_training
 from tests.nissa.telling import tell
@@ -45,6 +48,17 @@ def test_the_document_has_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [Path(run["run"]).name for run in runs] == ["one", "two", "three"]
     assert runs[0]["seeds"][0]["fate"] == "fossilized"
     assert runs[0]["val_score"] == runs[1]["val_score"] is not None
+
+
+def test_the_compute_of_a_deepened_run_is_a_share_of_the_static_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    unknown = dict.fromkeys(field.name for field in dataclasses.fields(Side))
+    stacks = (StackRecord(name="h", awake=2, blocks=4),)
+    known = {"run": "deep", "state": "finished", "epochs": 3, "seeds": (), "stacks": stacks}
+    side = Side(**{**unknown, **known, "training_flops": 3e9, "static_flops": 4e9})
+    print_sides([side])
+    assert "3e+09, 75 % of the static network's" in capsys.readouterr().out
 
 
 def test_what_cannot_be_compared_is_said(

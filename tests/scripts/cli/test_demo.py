@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import sys
 from itertools import pairwise
@@ -75,25 +74,39 @@ def test_picture_and_report_are_written(short: tuple[Path, dict[str, object], st
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there Ctrl-C reaches a whole console")
-def test_ctrl_c_tests_what_is_there_and_tells_it(tmp_path: Path) -> None:
-    process = start("demo", "--compute", 0.3, "--out", tmp_path, env=environment(COLUMNS="200"))
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "%" in line:
-            break
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 130, err
-    assert "Stopped after " in out
-    assert all(arm.name in out for arm in ARMS)
-    assert out.count("writes, after 'def'") == 3
+def test_ctrl_c_tests_what_is_there_and_tells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two networks, each in a process of its own, as three are stopped alike."""
+    show = demo.DemoView.show
+    seen: set[str] = set()
+
+    def interrupt(view: demo.DemoView, name: str, point: Point) -> None:
+        show(view, name, point)
+        if name not in seen:
+            seen.add(name)
+            if len(seen) == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(demo, "ARMS", ARMS[1:])
+    monkeypatch.setattr(demo.DemoView, "show", interrupt)
+    monkeypatch.setenv("COLUMNS", "200")
+    said = esper(capsys, "demo", "--compute", 0.3, "--out", tmp_path)
+    assert said.code == 130, said.err
+    assert "Stopped after " in said.out
+    assert all(arm.name in said.out for arm in ARMS[1:])
+    assert said.out.count("writes, after 'def'") == 2
     assert (tmp_path / "depth.svg").is_file()
     assert (tmp_path / "report.html").is_file()
 
 
-def test_without_a_place_to_write_to_the_result_is_told_all_the_same(tmp_path: Path) -> None:
+def test_without_a_place_to_write_to_the_result_is_told_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
-    said = run(*SHORT, "--out", tmp_path / "file" / "run")
+    # The one that grows writes the report.
+    monkeypatch.setattr(demo, "ARMS", ARMS[-1:])
+    said = esper(capsys, *SHORT, "--out", tmp_path / "file" / "run")
     document = json.loads(said.out)
     assert said.code == 0
     assert all(one["test_loss"] > 0 for one in document["networks"])

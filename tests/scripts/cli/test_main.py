@@ -288,7 +288,7 @@ class Mine(Digits):
 """
 
 
-def test_a_local_file_can_be_imported(tmp_path: Path) -> None:
+def test_a_local_file_can_be_imported_and_reaches_worker_processes(tmp_path: Path) -> None:
     """In a process of its own: what is registered stays so. One for all ways, as it takes seconds.
 
     Each way imports a file of its own, and is tried on a listing that the earlier ones are in too.
@@ -301,6 +301,10 @@ def test_a_local_file_can_be_imported(tmp_path: Path) -> None:
         ["tasks", "--json", "--import", str(files["after"])],
         [f"--import={files['equals']}", "tasks", "--json"],
     ]
+    words = ["train", "smoke", "--task", "before", "--import", str(files["before"])]
+    words += ["--rounds", "1", "--set", "strategy=workers", "--set", "rows=2"]
+    words += ["--set", "episode_length=2", "--set", "population.workers=1"]
+    calls.append([*words, "--out", str(tmp_path / "run"), "--device", "cpu"])
     program = (
         "import sys; from esper.scripts.cli.main import main\n"
         f"for words in {calls!r}: assert main(words) == 0; print('next')"
@@ -309,17 +313,6 @@ def test_a_local_file_can_be_imported(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for number, listing in enumerate(done.stdout.split("next")[:3], 1):
         assert [f'"{place}"' in listing for place in files] == [n < number for n in range(3)]
-
-
-def test_a_plugin_reaches_worker_processes(tmp_path: Path) -> None:
-    file = tmp_path / "my_workers_plugin.py"
-    file.write_text(PLUGIN.format(name="mine_too"))
-    words = ["train", "smoke", "--task", "mine_too", "--import", str(file), "--rounds", "1"]
-    words += ["--set", "strategy=workers", "--set", "rows=2", "--set", "episode_length=2"]
-    words += ["--set", "population.workers=1"]
-    words += ["--out", str(tmp_path / "run"), "--device", "cpu"]
-    done = subprocess.run([sys.executable, "-m", "esper", *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
