@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import CONTROLLERS, WaitController, make_controller
-from esper.testing.controllers import check_controller
+from esper.testing.controllers import check_actions, check_controller, random_signals
 
 PLAN = """
 - {epoch: 1, op: germinate, slot: r0c0, blueprint: norm, style: gated_gate, tempo: 3}
@@ -161,6 +162,15 @@ class Stuck(Broken):
 def test_battery_notices(broken: type[Broken], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_controller(lambda context: broken())
+
+
+def test_a_negative_index_is_illegal_though_python_counts_from_the_end() -> None:
+    signals, masks = random_signals(2, 3, torch.Generator().manual_seed(0))
+    masks = dataclasses.replace(masks, slot_by_op=torch.ones_like(masks.slot_by_op))
+    actions = Broken().act(signals, masks)
+    check_actions(actions, masks)
+    with pytest.raises(AssertionError, match="illegal slot"):
+        check_actions({**actions, "slot": torch.full((2,), -1)}, masks)
 
 
 def test_battery_wants_an_object_with_the_protocol() -> None:
