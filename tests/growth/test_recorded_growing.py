@@ -256,6 +256,8 @@ def test_limits_hold() -> None:
         ({"train": []}, "the training set is empty"),
         ({"val": []}, "the validation set is empty"),
         ({"loss": "clasification"}, "unknown loss 'clasification', did you mean 'classification'"),
+        ({"loss": "mse"}, "unknown loss 'mse'; known: .*regression, model; or give a criterion"),
+        ({"train": (torch.zeros(4, 2), torch.zeros(4))}, "train is a tuple of tensors, not of"),
         (
             {"loss": 3},
             r"loss must be a name, a criterion such as .* or a function, got 3",

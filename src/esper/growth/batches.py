@@ -245,6 +245,12 @@ def check_batches(name: str, batches: Any) -> None:
             advice += ", or write decide_every=N to decide every N steps of one pass"
         raise UsageError(f"{name} is an iterator, which can be read only once; {advice}")
     kind = type(batches).__name__
+    if isinstance(batches, tuple | list) and batches and isinstance(batches[0], Tensor):
+        raise UsageError(
+            f"{name} is a {kind} of tensors, not of batches; write "
+            "DataLoader(TensorDataset(inputs, targets), batch_size=64), or [(inputs, targets)] "
+            "for a single batch"
+        )
     is_wrong = isinstance(batches, Tensor | str | Mapping)
     if not is_wrong and not isinstance(batches, Iterable) and hasattr(batches, "__getitem__"):
         raise UsageError(f"{name} is a {kind} of single samples; wrap it in a DataLoader")

@@ -189,16 +189,18 @@ def startup_warning(
     must_settle = isinstance(controller, HeuristicController)
     needed = (tracker.settling_epochs if must_settle else 1) + 1
     needed += garden.config.lifecycle.inert_epochs
+    learned = controller.policy.horizon if isinstance(controller, LearnedController) else 0
+    least = math.ceil(LEAST_SHARE * learned)
     if horizon < needed:
         return (
-            f"{horizon} epochs are too few to grow in: the first seed is blended in after {needed} "
-            f"epochs at the earliest; train for {needed} or more"
+            f"{horizon} {'epoch is' if horizon == 1 else 'epochs are'} too few to grow in: the "
+            f"first seed is blended in after {needed} epochs at the earliest; train for "
+            f"{max(needed, least)} or more"
         )
-    learned = controller.policy.horizon if isinstance(controller, LearnedController) else 0
     if is_too_short(horizon, learned):
         return (
             f"{horizon} epochs may be too few to grow in: the controller was trained on runs of "
-            f"{learned} epochs or more, and may act too late; train for "
-            f"{math.ceil(LEAST_SHARE * learned)} or more, or use controller='heuristic'"
+            f"{learned} epochs or more, and may act too late; train for {least} or more, "
+            "or use the controller 'heuristic'"
         )
     return None

@@ -25,7 +25,7 @@ from esper.kasmina.evaluation import BatchEvaluator, Objective, apply_objective
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.probe import call_arguments, map_tensors, shapes_of, tensors_in, trying
 from esper.kasmina.training import OBJECTIVES
-from esper.leyline.errors import OwnCodeError, UsageError, unknown_name
+from esper.leyline.errors import OwnCodeError, UnknownNameError, UsageError, unknown_name
 
 Loss = str | nn.Module | Callable[..., Any]
 """A name, a criterion of `torch.nn`, or a function of (outputs, targets)."""
@@ -125,7 +125,8 @@ def _make(loss: Loss, outputs: Any, targets: Any) -> Criterion:
                 if name == "classification":
                     refuse_labels(predictions(outputs), targets)
                 return Criterion(partial(_judged, objective), reads_scores=True)
-        raise unknown_name("loss", loss, [*OBJECTIVES, OWN])
+        unknown = unknown_name("loss", loss, OBJECTIVES)
+        raise UnknownNameError(f"{unknown}, {OWN}; or give a criterion such as nn.MSELoss()")
     if isinstance(loss, type):
         raise UsageError(f"loss is the class {loss.__name__}; write loss={loss.__name__}()")
     if not callable(loss):
@@ -153,7 +154,8 @@ def _refuse_misfit(name: str, scores: Tensor, targets: Any) -> None:
     ):
         raise UsageError(
             f"loss={name!r} needs one class number for each prediction, got {shapes}; write "
-            "loss='multilabel' for several labels at once, or loss='regression' for numbers"
+            "loss='regression' for numbers, loss='multilabel' for several labels at once, or give "
+            "class numbers as targets.long()"
         )
 
 

@@ -281,7 +281,10 @@ class Grown:
                 continue
             line = f"{split} {'' if is_loss(score) else 'score '}{format_score(score)}"
             if twin is not None:
-                line += f" (twin {format_score(twin)}, gain {format_gain(score, twin)})"
+                gain = f"gain {format_gain(score, twin)}"
+                if is_loss(score) or is_loss(twin):
+                    gain = f"{'lower' if score > twin else 'higher'} by {abs(score - twin):.4g}"
+                line += f" (twin {format_score(twin)}, {gain})"
             lines.append(line)
         return ", ".join(lines)
 

@@ -50,8 +50,8 @@ ADVICE: dict[Why, str] = {
     Why.TOO_LATE: "train for more epochs",
     Why.FULL: "raise the limits (max_growth=3.0, max_seeds, max_parameters, max_added_flops; where "
     "there are none, a learned controller keeps its own) or name more slots",
-    Why.LEARNED: "train for more epochs, or let rules decide (controller='heuristic')",
-    Why.SHORT_RUN: "train for more epochs, or let rules decide (controller='heuristic')",
+    Why.LEARNED: "train for more epochs, or let rules decide (controller heuristic)",
+    Why.SHORT_RUN: "train for more epochs, or let rules decide (controller heuristic)",
     Why.DEVELOPING: "train for more epochs: the last seed had not been blended in",
 }
 
@@ -258,6 +258,8 @@ def _waiting_line(history: Sequence[EpochRecord]) -> str:
     counts = Counter(reason.partition(" (")[0] for reason in reasons_given)
     last = {reason.partition(" (")[0]: reason for reason in reasons_given}
     waited = sum(decision.op == "WAIT" for decision in decisions)
+    if not decisions:
+        return "Nothing grew: the run ended before the first decision."
     line = f"Nothing grew: the controller waited in {waited} of {len(decisions)} decisions"
     reasons = [
         f"{count} because {last[why].replace(' (', ' (at last: ' if count > 1 else ' (')}"
@@ -433,8 +435,10 @@ def static_warning(
         told = format_contribution(value, se)
         reason = f"the validation gain over the twin is {told}"
         if val_gain is None:
-            lost = told.removeprefix("+")
-            reason = f"without its seeds the validation score would fall by only {lost}"
+            change = f"fall by only {told.removeprefix('+')}"
+            if value < 0:
+                change = f"rise by {format_contribution(-value, se).removeprefix('+')}"
+            reason = f"without its seeds the validation score would {change}"
     elif (grown_by := _grown_by(history, summary)) <= _EARLY * summary.epochs:
         reason = (
             f"all seeds were in place by epoch {grown_by} of {summary.epochs}, and from then on a "
@@ -444,7 +448,7 @@ def static_warning(
         return ""
     return (
         f"A static network of the same size ({summary.parameters_after:,} parameters) is likely "
-        f"to do as well: {reason}; grown.compare_static() trains one."
+        f"to do as well: {reason}; in Python, grown.compare_static() trains one."
     )
 
 

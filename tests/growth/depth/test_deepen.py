@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import esper
 from esper.growth.depth.deepen import Deepen
-from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
 from tests.growth.depth.models import (
     GPT,
     Block,
@@ -689,6 +689,7 @@ def test_a_limit_of_parameters_ends_the_growth() -> None:
         ({"controller": 3}, "got a int"),
         ({"controller": "slope", "at": {3: 4}}, "at= needs controller='schedule'"),
         ({"controller": "plateau", "total_steps": None}, "needs the length of the run"),
+        ({"total_steps": 0}, r"got 0; write total_steps=epochs \* len\(loader\)"),
         ({"at": {0.2: 4}}, r"whole steps from 1, got 0\.2"),
         ({"start": 5}, "5 blocks cannot be awake; there are only 4 in blocks"),
         ({"start": 0}, "0 blocks of blocks cannot be awake, only 1 to 4"),
@@ -725,6 +726,30 @@ def test_a_model_that_is_never_called_is_said() -> None:
         depth.awake  # noqa: B018
     with pytest.raises(UsageError, match=r"was not called before depth\.step\(\)"):
         depth.step()
+
+
+def test_a_loop_that_forgets_depth_step_is_warned_once() -> None:
+    model = make_gpt(4)
+    optimizer = adamw(model)
+    depth = Deepen(model, optimizer, total_steps=10, example=EXAMPLE)
+    # Blocks would first wake after two steps, and `depth.step()` follows the optimizer's.
+    optimizer.step()
+    optimizer.step()
+    with pytest.warns(EsperWarning, match=r"call depth\.step\(\) after each"):
+        optimizer.step()
+    optimizer.step()
+    assert depth.awake == {"blocks": 1}
+
+
+def test_a_model_can_be_deepened_anew_before_its_first_batch() -> None:
+    model = make_gpt(4)
+    first = Deepen(model, adamw(model), total_steps=10)
+    second = Deepen(model, adamw(model), start=2, total_steps=10)
+    model(EXAMPLE)
+    second.step()
+    assert second.awake == {"blocks": 2}
+    with pytest.raises(UsageError, match="was not called"):
+        first.step()
 
 
 def test_the_length_of_the_run_is_needed() -> None:

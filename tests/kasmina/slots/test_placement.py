@@ -225,6 +225,6 @@ def test_an_example_that_the_model_cannot_take_is_one_line(
         look(model, ["1"], example)
     message = str(raised.value)
     assert message.startswith(f"the model cannot take the example {told}")
-    assert message.endswith("a tensor, a tuple of arguments or a dict")
+    assert message.endswith("or a dict, such as next(iter(loader))[0]")
     assert "\n" not in message
     assert isinstance(raised.value.__cause__, RuntimeError | TypeError)

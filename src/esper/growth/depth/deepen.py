@@ -24,6 +24,7 @@ from esper.growth.depth.awake import (
 from esper.growth.depth.blocks import (
     ORDERS,
     FirstBatch,
+    ForgottenSteps,
     Order,
     Processes,
     ancestors,
@@ -42,6 +43,7 @@ from esper.growth.depth.rules import (
     Progress,
     Schedule,
     Slope,
+    check_total_steps,
     make_rule,
 )
 from esper.growth.depth.stacks import FoundStacks, Stack, block_lists, find, find_by_example
@@ -116,7 +118,7 @@ class Deepen:
         self._wanted_start = start
         self._order = order
         self._rule = make_rule(controller, at)
-        self._total_steps = total_steps
+        self._total_steps = check_total_steps(total_steps, self._rule)
         self._batches_per_step = batches_per_step * world_size()
         self._stacks: dict[str, Stack] = {}
         self._sleeping: SleepingStacks | None = None
@@ -134,10 +136,7 @@ class Deepen:
         self._loaded: dict[str, Any] | None = None
         self._max_parameters = max_parameters
         self._is_undecided = False
-        if isinstance(self._rule, Plateau | Slope) and total_steps is None:
-            raise UsageError(
-                f"controller={controller!r} needs the length of the run; write total_steps=N"
-            )
+        self._forgotten = ForgottenSteps(self._optimizers, total_steps)
         if example is None:
             self._wait_for_a_batch()
         else:
@@ -192,7 +191,7 @@ class Deepen:
             raise UsageError(
                 f"total_steps can be set before the first step only, and {self._step} are done"
             )
-        self._total_steps, self._planned = steps, None
+        self._total_steps, self._planned = check_total_steps(steps, self._rule), None
 
     def count_flops(self, example: Any) -> Costs:
         """Count the FLOPs of a step on this batch, on which `flops` is based, and return them.
@@ -244,6 +243,7 @@ class Deepen:
     def count(self, loss: Tensor | float | None = None) -> None:
         """Count an optimizer step: the first half of `step`, for measuring before blocks wake."""
         self._step += 1
+        self._forgotten.stop()
         if self.is_finished:
             return
         if not self._stacks:
@@ -356,6 +356,7 @@ class Deepen:
         modules = dict(self._network.named_modules())
         # A wrong name is refused on the first batch, with a list of the right ones.
         watched = [modules[name] for name in ancestors(lists) if name in modules]
+        unhook(self._wrappers[0])
         FirstBatch(self._on_call).hook([*self._wrappers[:-1], *watched])
 
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -119,6 +119,19 @@ class DepthController(Protocol):
         """Return the number of blocks to have awake, or None to change nothing."""
 
 
+def check_total_steps(steps: int | None, rule: object) -> int | None:
+    """Return the length of a run; refuse one below 1, or none if the rule needs it."""
+    if steps is None and isinstance(rule, Plateau | Slope):
+        name = type(rule).__name__.lower()
+        raise UsageError(f"controller={name!r} needs the length of the run; write total_steps=N")
+    if steps is not None and steps < 1:
+        raise UsageError(
+            f"total_steps is the number of optimizer steps of the whole run, got {steps}; write "
+            "total_steps=epochs * len(loader)"
+        )
+    return steps
+
+
 class Schedule:
     """Wakes blocks at given steps; by default doubles them until all are awake.
 

@@ -238,7 +238,10 @@ def _find_in(
             if isinstance(output, str):
                 reasons.append(output)
             elif lacking := _without_residual(run[:period], children, calls, output):
-                reasons.append(f"{lacking} has no residual path, which a copy needs")
+                reasons.append(
+                    f"{lacking} has no residual path, which a copy needs; let the block return "
+                    "x + f(x)"
+                )
             else:
                 stacks.append((run, period, output))
     if not stacks:
@@ -291,7 +294,10 @@ def _linked(
                 return False
         before, then = calls[name][0], calls[after][0]
         if not any(isinstance(p, Tensor) and then.source_of(p) for p in before.parts):
-            reasons.append(f"the input of {after} is not the output of {name}")
+            reasons.append(
+                f"the input of {after} is not the output of {name}; move what is done between "
+                "blocks, such as x = x + block(x), into the block"
+            )
             return False
         return True
 

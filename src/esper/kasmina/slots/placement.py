@@ -471,6 +471,7 @@ def output_shape(path: str, outputs: list[Any]) -> tuple[int, ...]:
         raise SlotError(
             f"submodule {path!r} returns {output.dtype} of shape {list(output.shape)}; a slot "
             "needs floating-point [B, C], [B, T, C] or [B, C, H, W]"
+            + ("; if the example is a single sample, give example[None]" * (output.dim() == 1))
         )
     return tuple(output.shape)
 

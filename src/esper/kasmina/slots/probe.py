@@ -173,7 +173,7 @@ def refuse_failed(seen: Seen, example: Any) -> None:
     raise UsageError(
         f"the model cannot take the example {shapes_of(example)}: "
         f"{describe_exception(seen.error)}; give one batch of inputs as the model is called with: "
-        "a tensor, a tuple of arguments or a dict"
+        "a tensor, a tuple of arguments or a dict, such as next(iter(loader))[0]"
     ) from seen.error
 
 
