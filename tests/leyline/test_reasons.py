@@ -113,7 +113,7 @@ def test_where_something_grew_there_is_nothing_to_tell() -> None:
     assert why_not_grown(history) == ()
     assert is_grown(seeds_at_end(history))
     assert why_not_grown([]) == ()
-    assert "waited in 0 of 0 decisions." in why_not_grown([epoch(1, None)])[0]
+    assert "the run ended before the first decision." in why_not_grown([epoch(1, None)])[0]
 
 
 def test_a_seed_that_the_end_caught_on_its_way_is_told_with_how_far_it_came() -> None:
