@@ -1,8 +1,7 @@
 """The user's loss as growth needs it: one number to train on, and a loss for every sample.
 
 The network is trained on exactly the number that the user's criterion, or the model itself, gives.
-Contributions are measured sample by sample, so every sample also has a loss and, where answers are
-right or wrong, a correctness.
+Contributions need a loss, and where answers are right or wrong a correctness, for every sample.
 """
 
 from __future__ import annotations
