@@ -385,7 +385,7 @@ def checksum(config: ProveConfig) -> str:
         for name, value in config.play.population.to_mapping().items()
         if name not in EXECUTION_SETTINGS
     }
-    # The published checksums are older than this setting; its default has no effect here.
+    # The published checksums are older than these two settings; their defaults have no effect here.
     if population["lifecycle"]["immediate"] == "auto":
         life = {k: v for k, v in population["lifecycle"].items() if k != "immediate"}
         population["lifecycle"] = life
@@ -397,12 +397,16 @@ def checksum(config: ProveConfig) -> str:
         "horizon": config.play.horizon,
         "population": population,
         "tasks": [
-            [each.label, each.task().name, each.task().config.to_mapping()]
+            [each.label, each.task().name, _without_no_budget(each.task().config.to_mapping())]
             for each in config.members.find(config.opening)
         ],
     }
     text = json.dumps(decides, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _without_no_budget(task: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in task.items() if k != "budget" or v is not None}
 
 
 def check_entry(config: ProveConfig) -> None:
