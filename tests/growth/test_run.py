@@ -569,8 +569,6 @@ def test_batches_that_can_be_read_only_once_are_refused(name: str) -> None:
 )
 def test_batches_that_are_no_pairs_are_refused(batch: Any) -> None:
     refusal = r"must be \(inputs, targets\) pairs, .*got a|a list of tensors, not of batches"
-        r"batches must be \(inputs, targets\) pairs, .*got a|a list of tensors, not of batches"
-    )
     with pytest.raises(UsageError, match=refusal):
         make_run(val=[batch])
     with pytest.raises(UsageError, match=refusal):
