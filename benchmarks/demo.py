@@ -106,6 +106,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--rates", type=float, nargs="+", metavar="R", help="learning rates instead of the demo's"
     )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="networks side by side")
     parser.add_argument("--compute", type=float, default=1.0, metavar="X")
     parser.add_argument("--out", metavar="FILE", help="JSON lines of results, to go on with")
     parser.add_argument("--summary", action="store_true", help="only print what --out holds")
@@ -119,7 +120,7 @@ def main(arguments: list[str]) -> int:
             done = [one for one in results if one["set"] == name]
             todo = [job for job in jobs if not _is_done(job, done, options.compute)]
             work = partial(measure, name=name, out=options.out, compute=options.compute)
-            results += run_all(work, todo, 1, INSTRUCTION_SETS.get(name))
+            results += run_all(work, todo, options.jobs, INSTRUCTION_SETS.get(name))
     summarize(results)
     return 0
 

@@ -50,7 +50,7 @@ PLANS: dict[str, tuple[tuple[float, int], ...]] = {
         name_plan(shares): ((0.0, 1), *((s, 2 ** (i + 1)) for i, s in enumerate(shares)))
         for shares in (
             (0.1,), (0.3,), (0.6,),
-            (0.05, 0.1), (0.1, 0.3), (0.3, 0.6),
+            (0.05, 0.1), (0.1, 0.3), (0.2, 0.4), (0.3, 0.6),
             (0.03, 0.06, 0.12), (0.1, 0.2, 0.4), (0.2, 0.4, 0.6),
         )
     },
@@ -59,10 +59,12 @@ PLANS: dict[str, tuple[tuple[float, int], ...]] = {
 
 BATCH, TOKENS, EVALUATIONS, WARMUP, DECAY = 16, 64, 60, 0.02, 0.2
 VALIDATION, TEST = 512, 2048
-RATES = {"cnn": 4e-3, "vit": 2e-3, "gpt": 8e-3}
+RATES = {"cnn": 4e-3, "vit": 2e-3, "gpt": 4e-3}
 WIDTHS = {"cnn": 8, "vit": 32, "gpt": 32}
 HEADS = 2
-IMAGES, TEXTS = ("cifar", "fashion"), ("python", "stories", "chain", "sums")
+IMAGES = ("cifar", "fashion", "cifar/marked", "fashion/marked", "cifar/pointed", "fashion/pointed")
+"""`marked` and `pointed` are four small images each, of which one counts: see `compose`."""
+TEXTS = ("python", "stories", "chain", "sums", "repeats", "links")
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,17 @@ class Member:
 
 def draw_members(seed: int, count: int) -> list[Member]:
     """Draw `count` different members of every kind; the same numbers of every budget."""
-    budgets = (5000, 15000, 45000)
     found = []
     for kind in RATES:
+        is_text = kind == "gpt"
+        budgets = (3000, 8000, 20000) if is_text else (5000, 15000, 45000)
         draw = np.random.default_rng([seed, list(RATES).index(kind)])
         for number in range(count):
-            is_text = kind == "gpt"
             found.append(
                 Member(
                     kind=kind,
                     data=str(draw.choice(TEXTS if is_text else IMAGES)),
-                    samples=int(draw.choice([2000, 20000, 20000])),
+                    samples=int(draw.choice([20000, 100000] if is_text else [2000, 20000, 20000])),
                     wrong=float(draw.choice([0.0, 0.3] if is_text else [0.0, 0.3, 0.6])),
                     noise=0.0 if is_text else float(draw.choice([0.0, 0.0, 1.0])),
                     classes=256 if is_text else int(draw.choice([2, 10, 10])),
@@ -110,24 +112,23 @@ def draw_members(seed: int, count: int) -> list[Member]:
 
 
 def list_grid() -> list[Member]:
-    """Return members that differ in one hidden fact at a time, each with four budgets."""
+    """Return members that differ in one hidden fact at a time, each with three budgets."""
     found = []
     for kind in RATES:
         is_text = kind == "gpt"
         plain = {
-            "data": "stories" if is_text else "cifar",
+            "data": "stories" if is_text else "fashion",
             "samples": 20000,
             "wrong": 0.0,
             "noise": 0.0,
             "classes": 256 if is_text else 10,
         }
-        changes: list[dict[str, Any]] = [{}, {"wrong": 0.3}, {"samples": 2000}]
-        if is_text:
-            changes += [{"data": "python"}, {"data": "sums"}, {"data": "chain"}]
-        else:
-            changes += [{"wrong": 0.6}, {"noise": 1.0}, {"classes": 2}, {"data": "fashion"}]
+        changes: list[dict[str, Any]] = [{}, {"wrong": 0.3}]
+        changes += [{"data": data} for data in (TEXTS if is_text else IMAGES)]
         for change in changes:
-            for steps in (3000, 9000, 27000, 81000):
+            if change.get("data") == plain["data"]:
+                continue
+            for steps in (2000, 8000, 24000):
                 found.append(Member(kind=kind, steps=steps, **{**plain, **change}))
     return found
 
@@ -293,6 +294,39 @@ def _normalise(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 # ---- Data
 
 
+def read_images(file: Any, name: str) -> list[np.ndarray]:
+    """Return training images and labels, then test images and labels, of a data set."""
+    data, _, how = name.partition("/")
+    found: list[np.ndarray] = []
+    for part in ("", "test_"):
+        x, y = file[f"{data}.{part}x"], file[f"{data}.{part}y"]
+        found += compose(x, y, how) if how else (x, y)
+    return found
+
+
+def compose(x: np.ndarray, y: np.ndarray, how: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return images [N, 3, 16, 16] of four small images each; the label is that of one of them.
+
+    `marked`: the small image that counts has a red corner. `pointed`: the colour of the whole
+    image's first corner says which one counts, so this has to be known at a distance.
+    """
+    draw = np.random.default_rng(5)
+    count = len(x)
+    small = x.reshape(count, 3, 8, 2, 8, 2).mean((3, 5)).astype(np.uint8)
+    four = draw.integers(count, size=(count, 4))
+    grid = small[four].reshape(count, 2, 2, 3, 8, 8).transpose(0, 3, 1, 4, 2, 5)
+    made = np.ascontiguousarray(grid).reshape(count, 3, 16, 16)
+    chosen = draw.integers(4, size=count)
+    row, column = 8 * (chosen // 2), 8 * (chosen % 2)
+    colours = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]], np.uint8)
+    for i in range(count):
+        if how == "marked":
+            made[i, :, row[i] : row[i] + 2, column[i] : column[i] + 2] = colours[0][:, None, None]
+        else:
+            made[i, :, :2, :2] = colours[chosen[i]][:, None, None]
+    return made, y[four[np.arange(count), chosen]]
+
+
 class Data:
     """Samples of all members of one kind, on the device."""
 
@@ -304,19 +338,19 @@ class Data:
             if kind == "gpt":
                 self._open_text({n: (file[f"{n}.x"], file[f"{n}.test"]) for n in names})
             else:
-                parts = ("x", "y", "test_x", "test_y")
-                self._open_images({n: [file[f"{n}.{p}"] for p in parts] for n in names})
+                self._open_images({name: read_images(file, name) for name in names})
         self.window = torch.arange(TOKENS + 1, device=device)
 
     def _open_text(self, texts: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-        most = max(member.samples for member in self.members) * TOKENS + 1
+        most = (max(member.samples for member in self.members) + 1) * TOKENS + 1
         train = torch.zeros(len(self.members), most, dtype=torch.uint8)
         held = (VALIDATION + TEST) // 4 * TOKENS + 1
         held_out = torch.zeros(len(self.members), held, dtype=torch.uint8)
         for number, member in enumerate(self.members):
             draw = np.random.default_rng(1000 + number)
             text, test = texts[member.data]
-            size = member.samples * TOKENS + 1
+            self.counts[number] = count = min(member.samples, len(text) // TOKENS - 2)
+            size = (count + 1) * TOKENS + 1
             start = int(draw.integers(len(text) - size))
             mine = np.concatenate([text[start : start + size], test[:held]])
             wrong = draw.random(len(mine)) < member.wrong
@@ -366,7 +400,9 @@ class Data:
     def read(self, numbers: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         """Return training inputs and targets: samples `which` [R, B] of members `numbers` [R]."""
         if self.kind == "gpt":
-            at = which[..., None] * TOKENS + self.window
+            # Windows begin anywhere, so that no position always has the same part of a line.
+            shift = (torch.rand(which.shape, device=self.device) * TOKENS).long()
+            at = (which * TOKENS + shift)[..., None] + self.window
             windows = self.train[numbers[:, None, None], at].long()
             return windows[..., :-1], windows[..., 1:]
         x, y = self._images(numbers, which)
@@ -653,7 +689,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Write all data into one file: 20,000 images of each set, three million bytes of each text."""
+    """Write all data into one file: 20,000 images of each set, up to eight million bytes of each text."""
     found: dict[str, Any] = {}
     for name, path in (("cifar", options.cifar), ("fashion", options.fashion)):
         with np.load(path) as file:
@@ -667,12 +703,14 @@ def prepare(options: argparse.Namespace) -> None:
     texts = {}
     for named in options.text:
         name, _, path = named.partition("=")
-        texts[name] = np.frombuffer(Path(path).read_bytes(), np.uint8)[:3_000_000]
+        texts[name] = np.frombuffer(Path(path).read_bytes(), np.uint8)[:8_000_000]
     draw = np.random.default_rng(0)
     texts["chain"] = _draw_chain(texts["stories"], draw)
-    sums = draw.integers(0, 1000, (170_000, 2))
+    sums = draw.integers(0, 1000, (500_000, 2))
     lines = [f"{a}+{b}={a + b}\n" if a > b else f"{a}*{b % 10}={a * (b % 10)}\n" for a, b in sums]
     texts["sums"] = np.frombuffer("".join(lines).encode(), np.uint8)
+    texts["repeats"] = _draw_repeats(draw)
+    texts["links"] = _draw_links(draw)
     for name, text in texts.items():
         held = 100_000
         found[f"{name}.x"], found[f"{name}.test"] = text[:-held], text[-held:]
@@ -684,11 +722,37 @@ def _draw_chain(text: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     followers: dict[tuple[int, int], list[int]] = defaultdict(list)
     for a, b, c in zip(text[:-2], text[1:-1], text[2:], strict=True):
         followers[int(a), int(b)].append(int(c))
-    made, choices = [int(text[0]), int(text[1])], draw.random(1_500_000)
+    made, choices = [int(text[0]), int(text[1])], draw.random(4_000_000)
     for choice in choices:
         options = followers.get((made[-2], made[-1])) or [32]
         made.append(options[int(choice * len(options))])
     return np.array(made, np.uint8)
+
+
+def _draw_repeats(draw: np.random.Generator) -> np.ndarray:
+    """Return lines of eight words that are drawn from three random words of five letters."""
+    words = draw.integers(97, 123, (120_000, 3, 5), dtype=np.uint8)
+    chosen = draw.integers(3, size=(120_000, 8))
+    lines = np.full((120_000, 8, 6), 32, np.uint8)
+    lines[..., :5] = words[np.arange(120_000)[:, None], chosen]
+    lines[:, -1, 5] = 10
+    return lines.reshape(-1)
+
+
+def _draw_links(draw: np.random.Generator) -> np.ndarray:
+    """Return lines of four variables, some named after others, and the values of all four."""
+    lines = []
+    for _ in range(200_000):
+        names = [chr(97 + i) for i in draw.permutation(26)[:4]]
+        values: dict[str, str] = {}
+        said = []
+        for i, name in enumerate(names):
+            source = names[int(draw.integers(i))] if i and draw.random() < 0.7 else ""
+            values[name] = values[source] if source else str(draw.integers(10))
+            said.append(f"{name}={source or values[name]}")
+        asked = [names[i] for i in draw.permutation(4)]
+        lines.append(",".join(said) + ":" + ",".join(f"{n}{values[n]}" for n in asked) + "\n")
+    return np.frombuffer("".join(lines).encode(), np.uint8)
 
 
 def read_scores(path: Path) -> dict[str, dict[str, dict[int, float]]]:
