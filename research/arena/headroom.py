@@ -111,8 +111,8 @@ def draw_members(seed: int, count: int) -> list[Member]:
     return found
 
 
-def list_grid() -> list[Member]:
-    """Return members that differ in one hidden fact at a time, each with three budgets."""
+def list_grid(budgets: list[int]) -> list[Member]:
+    """Return members that differ in one hidden fact at a time, each with all budgets."""
     found = []
     for kind in RATES:
         is_text = kind == "gpt"
@@ -128,7 +128,7 @@ def list_grid() -> list[Member]:
         for change in changes:
             if change.get("data") == plain["data"]:
                 continue
-            for steps in (2000, 8000, 24000):
+            for steps in budgets:
                 found.append(Member(kind=kind, steps=steps, **{**plain, **change}))
     return found
 
@@ -664,7 +664,7 @@ def run(options: argparse.Namespace) -> None:
     """Train every plan of every member that is not in the results yet."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = True
-    members = list_grid() if options.grid else draw_members(options.draw, options.members)
+    members = list_grid(options.budgets) if options.grid else draw_members(options.draw, options.members)
     if options.steps:
         members = [Member(**{**asdict(m), "steps": options.steps}) for m in members]
     done = set()
@@ -826,6 +826,9 @@ def main() -> int:
     played.add_argument("--members", type=int, default=8, help="of every kind")
     played.add_argument(
         "--grid", action="store_true", help="members that differ in one fact at a time instead"
+    )
+    played.add_argument(
+        "--budgets", type=int, nargs="+", default=[2000, 8000, 24000], help="of the grid, in steps"
     )
     played.add_argument("--seeds", type=int, default=4)
     played.add_argument("--rows", type=int, default=512, help="networks side by side")
