@@ -664,7 +664,9 @@ def run(options: argparse.Namespace) -> None:
     """Train every plan of every member that is not in the results yet."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = True
-    members = list_grid(options.budgets) if options.grid else draw_members(options.draw, options.members)
+    members = (
+        list_grid(options.budgets) if options.grid else draw_members(options.draw, options.members)
+    )
     if options.steps:
         members = [Member(**{**asdict(m), "steps": options.steps}) for m in members]
     done = set()
