@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.pool import add_sets_option, run_under
-from benchmarks.table import print_table, format_range
+from benchmarks.table import format_range, print_table
 
 
 def grow_one(seed: int, task_name: str, epochs: int | None) -> dict[str, Any]:

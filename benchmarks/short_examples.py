@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.pool import add_sets_option, run_all, run_under
-from benchmarks.table import print_table, format_range
+from benchmarks.table import format_range, print_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "short-examples.md"
 FIRST_SEED = 10

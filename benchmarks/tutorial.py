@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks._pages import DOCS, python_blocks, run_blocks
 from benchmarks.pool import add_sets_option, run_under
-from benchmarks.table import print_table, format_range
+from benchmarks.table import format_range, print_table
 
 PAGE = DOCS / "tutorial.md"
 SEEDS = tuple(range(5))

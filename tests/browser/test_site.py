@@ -113,4 +113,5 @@ def test_pictures_follow_the_switch_of_the_page(open_page: Callable[..., Page]) 
 def test_signatures_are_laid_out(open_page: Callable[..., Page]) -> None:
     page = open_page("reference/esper")
     signature = page.locator(".doc-signature").first
-    assert "\n    model: Module | str | Path,\n    slots: SlotNames = AUTO,\n" in signature.inner_text()
+    lines = "\n    model: Module | str | Path,\n    slots: SlotNames = AUTO,\n"
+    assert lines in signature.inner_text()

@@ -17,7 +17,7 @@ below, with random weights and random data. It shows that the steps work, not th
 | column | what the test does | what has to hold |
 |---|---|---|
 | slots, axes | call `esper.suggest_slots` | the slots and their axes are those in the table |
-| grow | train a seed in every slot and blend it in | the outputs change and stay finite, and every seed has gradients |
+| grow | train a seed in every slot and blend it in | outputs change and are finite |
 | bake | turn the grown network into a plain module | outputs equal to 1e-5 |
 | save, load | save the growth, load it around a fresh model | outputs equal to the bit |
 | PT2, ONNX | export, then run the file with two batch sizes | outputs equal to 1e-4 |

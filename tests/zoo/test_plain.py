@@ -10,7 +10,7 @@ from tests.zoo.specimen import Specimen, examine
 
 
 @pytest.mark.parametrize("specimen", QUICK, ids=lambda one: one.name)
-def test_the_first_five_grow_and_give_the_same_outputs_when_baked_or_loaded(specimen: Specimen) -> None:
+def test_the_first_five_keep_their_outputs_when_baked_or_loaded(specimen: Specimen) -> None:
     found = examine(specimen, steps=("suggest", "grow", "bake", "save"))
     assert found.refusals == {}
     # The page was written with exports, which are slow; none of these five refuses one.
