@@ -8,7 +8,7 @@ from tests.zoo.specimen import STEPS, Findings
 
 PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
 
-_HEAD = """# Architectures that Esper is tested with
+_HEAD = """# Tested architectures
 
 Each network on this page is a known architecture, built as small as it can be: in plain PyTorch, or
 from a configuration of the `transformers` library. One test runs each of them through all the steps
