@@ -689,7 +689,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Write all data into one file: 20,000 images of each set, 8 million bytes of each text."""
+    """Write all data into one file: 20,000 images of a set, 8 million bytes of a text at most."""
     found: dict[str, Any] = {}
     for name, path in (("cifar", options.cifar), ("fashion", options.fashion)):
         with np.load(path) as file:

@@ -113,5 +113,5 @@ def test_pictures_follow_the_switch_of_the_page(open_page: Callable[..., Page]) 
 def test_signatures_are_laid_out(open_page: Callable[..., Page]) -> None:
     page = open_page("reference/esper")
     signature = page.locator(".doc-signature").first
-    lines = "\n    model: Module | str | Path,\n    slots: SlotNames = AUTO,\n"
-    assert lines in signature.inner_text()
+    arguments = "\n    model: Module | str | Path,\n    slots: SlotNames = AUTO,\n"
+    assert arguments in signature.inner_text()
