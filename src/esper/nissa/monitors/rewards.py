@@ -134,7 +134,7 @@ def reward_shares(recent: Recent) -> Iterator[Finding]:
     advice="Scale that term down, or leave it out: compare with the `twin` reward.",
 )
 def reward_terms(recent: Recent) -> Iterator[Finding]:
-    """The controller is paid for the way, not for where it leads."""
+    """Steering terms outweigh the terms that pay for a better network."""
     for term, numbers in _terms(recent.rounds[-1]).items():
         share = numbers.get("share")
         if term in STEERING and share is not None and share > TERM_SHARE:
