@@ -44,7 +44,7 @@ class SlotSpec:
     shape: tuple[int, ...]
     channels: int
     symmetry: Symmetry = "bidirectional"
-    """How the host treats the order of positions."""
+    """What the host makes of the order of positions."""
 
 
 class PopulationEngine(EvaluatedEngine, Protocol):

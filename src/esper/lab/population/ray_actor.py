@@ -307,7 +307,7 @@ class PopulationActor:
         return {"host": socket.gethostname(), "pid": os.getpid(), "device": name}
 
     def open(self, number: int, wanted: RowsWanted) -> None:
-        """Create or replace the population with a number; it has no rows yet."""
+        """Have a population under a number, in place of one that was there; it has no rows yet."""
         if drawn_names() != wanted.blueprints:
             other = sorted(set(wanted.blueprints) ^ set(drawn_names())) or ["their order"]
             raise UsageError(

@@ -91,8 +91,8 @@ class SeedStacks:
         """Start without seeds; `keys` name the rows' random streams.
 
         Weights have the precision `dtype`, activations `compute` (the same by default). `capacity`
-        sets the number of entries of a stack (one per seed by default). `streams` run seeds of
-        different kinds. `has_squares` keeps the optimizer state of AdamW.
+        says how many entries a stack has for some seeds (just as many by default), `streams` where
+        seeds of different kinds run, `has_squares` whether stacks keep what AdamW needs.
         """
         self._slots = slots
         self._keys = list(keys)
@@ -104,7 +104,7 @@ class SeedStacks:
         self._has_squares = has_squares
         self._stacks: dict[tuple[int, int], SeedStack] = {}
         self.kinds = np.full((len(keys), len(slots)), ABSENT, dtype=np.int64)
-        """[R, S], blueprint id of every row's seed, ABSENT without one."""
+        """[R, S], blueprint id of every row's seed, ABSENT where there is none."""
         self.entries = np.zeros_like(self.kinds)
         """[R, S], its entry in the stack of that kind."""
         self.gate_entries = np.full_like(self.kinds, ABSENT)

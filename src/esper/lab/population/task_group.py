@@ -132,7 +132,7 @@ def _each(conditions: Sequence[Condition], value: Callable[[Condition], float]) 
 
 
 def condition_costs(conditions: Sequence[Condition], engine: PopulationEngine) -> RowCosts:
-    """Return the costs of rows of one architecture, and their limits of growth."""
+    """Return what rows of one architecture cost, and how far they may grow."""
     each = partial(_each, conditions)
     return row_costs(
         len(conditions),
@@ -263,7 +263,7 @@ class PopulationRows(ABC):
 
     @staticmethod
     def known_blueprints() -> tuple[str, ...]:
-        """Return the name of every blueprint at the index that is its id."""
+        """Return the name of every blueprint at the index that is its id; copies grow nowhere."""
         return drawn_names()
 
     @staticmethod
