@@ -69,7 +69,7 @@ class EpochRow(Moment):
     static_flops: float | None = column("operations", "The same with all blocks awake throughout.")
     rollback_reason: str | None = column("", ROLLBACK)
     statistics_samples: int | None = column(
-        "samples", "Training samples that BatchNorm statistics were taken from anew."
+        "samples", "Training samples from which BatchNorm statistics were recomputed."
     )
     seconds: float | None = column("s", "Time of the epoch.", volatile=True)
     memory_bytes: int | None = column("bytes", "Resident memory of the process.", volatile=True)

@@ -157,7 +157,7 @@ def train_arm(
 
     began = time.process_time()
     with warnings.catch_warnings():
-        # That a static network did not grow is no news here.
+        # A static network is meant not to grow, so this warning does not matter.
         warnings.simplefilter("ignore", EsperWarning)
         grown = esper.grow(
             model,
