@@ -70,7 +70,7 @@ test-browser: setup ## the live page and the site in a real browser: chromium, D
 		$(BIN)/python -m playwright install chromium
 	$(BIN)/python -m pytest tests/browser
 
-test-integrations: setup ## Lightning, Hugging Face's Trainer, the zoo, environments, Ray; installs them
+test-integrations: setup ## Lightning, Hugging Face, 46 architectures, environments, Ray; installs them
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev,integrations]'
 	$(BIN)/python -m pytest -n 2 -m integrations
 
@@ -82,7 +82,7 @@ test-minimum: setup ## what the declared minimums of our dependencies break, in 
 		setuptools pytest pytest-timeout pytest-xdist hypothesis
 	.venv-minimum/bin/python -m pip install --quiet --no-build-isolation -c .venv-minimum/constraints.txt -e .
 	.venv-minimum/bin/python -m pytest -n 2 -m "not slow and not gpu" \
-		tests/leyline tests/nissa tests/tasks tests/runs tests/report tests/cli
+		tests/leyline tests/nissa tests/lab/tasks tests/scripts/cli
 
 audit: setup ## known faults of what is installed, and pins that were withdrawn (needs the network)
 	$(PYTHON) -m venv --clear .venv-audit

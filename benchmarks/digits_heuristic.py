@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.pool import add_sets_option, run_under
-from benchmarks.table import print_table, told_range
+from benchmarks.table import format_range, print_table
 
 
 def grow_one(seed: int, task_name: str, epochs: int | None) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
     print()
     for name, interval in intervals.items():
         print(f"{name}: mean gain in points, 95 % paired t interval: {interval}")
-    print(told_range([gain for own in gains.values() for gain in own]))
+    print(format_range([gain for own in gains.values() for gain in own]))
     return 0
 
 

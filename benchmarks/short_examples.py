@@ -1,9 +1,9 @@
-"""The short examples on five seeds: do they grow what their page says, and beat their twins?
+"""Run the programs of docs/short-examples.md on five seeds and compare them with their twins.
 
-They are run as printed, but for the seed. `--sets` runs them under every instruction set that the
-processor has: the page tells the range over all of them. `--rates` tries learning rates on the
-seeds 0 to 4, and tells at each how well the twins do on the validation split: the rate has to suit
-waiting. `--rate` and `--controller` take another rate or controller than the lines ask for.
+Only the seed is changed. `--sets` repeats the runs under every instruction set of the processor;
+the page states the range over all of them. `--rates` tries learning rates on the seeds 0 to 4 and
+prints the twin's validation score at each, because the rate is chosen for the twin. `--rate` and
+`--controller` replace the rate or the controller of the program.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from statistics import median
 from typing import Any
 
 from benchmarks.pool import add_sets_option, run_all, run_under
-from benchmarks.table import print_table, told_range
+from benchmarks.table import format_range, print_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "short-examples.md"
 FIRST_SEED = 10
 SEEDS = tuple(range(FIRST_SEED, FIRST_SEED + 5))
-"""Those the page tells of; the rates were chosen on the first five."""
-SNIPPETS = {"digits": "Ten lines", "text": "Ten lines for text"}
-"""What is grown, and the heading under which the page does it."""
+"""Seeds of the figures on the page; learning rates were chosen on the seeds 0 to 4."""
+SNIPPETS = {"digits": "An image classifier", "text": "A language model"}
+"""Heading of each program on the page."""
 
 
 def snippet(name: str) -> str:
-    """Return the lines under a heading of the page."""
+    """Return the program below a heading of the page."""
     page = PAGE.read_text(encoding="utf-8")
     found = re.search(rf"##+ {SNIPPETS[name]}\n.*?```python\n(.*?)```", page, re.DOTALL)
-    assert found is not None, f"the page has no lines under {SNIPPETS[name]!r}"
+    assert found is not None, f"{PAGE.name} has no program below the heading {SNIPPETS[name]!r}"
     return found[1]
 
 
@@ -47,9 +47,9 @@ def run_snippet(
     epochs: int | None = None,
     controller: str | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """Run the lines with a seed, and whatever else is given; return names and output.
+    """Run a program with these changes; return its variables and its output.
 
-    What they warn of, that nothing grew or not to the end, is left to whoever looks at the result.
+    Warnings about a poor result are ignored, because the caller compares the results.
     """
     code = _replace(snippet(name), r"(manual_seed\()\d+", seed)
     if rate is not None:
@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> int:
             ["set", "seed", "twin", "grown", "gain", "parameters", "FLOPs", "seeds"],
             [_row(result) for result in results],
         )
-        print(f"\n{told_range([result['grown'] - result['twin'] for result in results])}")
+        print(f"\n{format_range([result['grown'] - result['twin'] for result in results])}")
     return 0
 
 
@@ -138,7 +138,7 @@ def _row(result: dict[str, Any]) -> list[str]:
 
 
 def _replace(code: str, pattern: str, value: float | str) -> str:
-    told = value if isinstance(value, str) else f"{value:g}"
-    changed, count = re.subn(pattern, rf"\g<1>{told}", code)
-    assert count == 1, f"{pattern} is {count} times in the lines"
+    text = value if isinstance(value, str) else f"{value:g}"
+    changed, count = re.subn(pattern, rf"\g<1>{text}", code)
+    assert count == 1, f"{pattern} matches {count} times in the program"
     return changed

@@ -1,4 +1,4 @@
-"""Printing results as a Markdown table, and what they come to."""
+"""Print results as a Markdown table, and format the range of gains in one line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
         print(line(row))
 
 
-def told_range(gains: Sequence[float]) -> str:
-    """Return in one line how gains over twins are spread."""
+def format_range(gains: Sequence[float]) -> str:
+    """Return one line with the range and the median of gains over twins."""
     ahead = sum(gain > 0 for gain in gains)
     return (
         f"gain over the twin: {min(gains):+.2f} to {max(gains):+.2f} points of test score, median "

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks._pages import DOCS, python_blocks, run_blocks
 from benchmarks.pool import add_sets_option, run_under
-from benchmarks.table import print_table, told_range
+from benchmarks.table import format_range, print_table
 
 PAGE = DOCS / "tutorial.md"
 SEEDS = tuple(range(5))
@@ -63,5 +63,5 @@ def main(arguments: list[str]) -> int:
     found = run_under(options.sets, measure, SEEDS, options.jobs)
     rows = [[name, *row] for name, results in found.items() for _, row in results]
     print_table(["set", "seed", "twin", "grown", "gain", "parameters", "seeds"], rows)
-    print(f"\n{told_range([gain for results in found.values() for gain, _ in results])}")
+    print(f"\n{format_range([gain for results in found.values() for gain, _ in results])}")
     return 0

@@ -1,11 +1,11 @@
-"""What pages claim, as tests read it."""
+"""Read the claims of documentation pages, for tests."""
 
 from __future__ import annotations
 
 import re
 
 ONE_RUN = "one run; yours will differ in the decimals"
-"""Stands beside what one run printed: the last digits depend on the processor."""
+"""Text beside the output of a single run: its last digits depend on the processor."""
 
 _RANGE = r"between ([+−]\d+(?:\.\d+)?) and ([+−]\d+(?:\.\d+)?) points"
 
@@ -18,7 +18,7 @@ def section(page: str, heading: str) -> str:
 
 
 def claimed_range(text: str, about: str = "") -> tuple[float, float]:
-    """Return the gain in points that a text claims first after some words."""
+    """Return the first range of a gain in points that `text` claims after `about`."""
     found = re.search(f"{re.escape(about)}.*?{_RANGE}", " ".join(text.split()))
     assert found is not None, f"no 'between +1 and +2 points' after {about!r}"
     least, most = (float(number.replace("−", "-")) for number in found.groups())

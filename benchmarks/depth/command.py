@@ -50,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     picture = verbs.add_parser("picture", help="draw loss against compute of one cell as SVG")
     picture.add_argument("cell", choices=list(CELLS))
     picture.add_argument("files", nargs="+", type=Path)
+    picture.add_argument("--static", nargs="+", type=int, help="static depths; all by default")
     picture.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     if options.verb == "corpus":
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     elif options.verb == "picture":
         from benchmarks.depth.picture import draw_front
 
-        drawn = draw_front(_read_all(options.files), options.cell)
+        drawn = draw_front(_read_all(options.files), options.cell, options.static)
         options.out.write_text(drawn + "\n", encoding="utf-8")
         print(options.out)
     else:

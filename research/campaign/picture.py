@@ -1,4 +1,4 @@
-"""Draw what arms of a proof brought on every member, as a picture for the README.
+"""Draw the test errors of the arms of a proof on every member: docs/claim.svg.
 
 python research/campaign/picture.py results/claim_1.json --out docs/claim.svg
 """
@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from esper.lab.tasks import get_family
-from esper.nissa.report.markup import Scale, element, label
+from esper.nissa.report.markup import Scale, element, label, text_width
+from esper.nissa.report.page import FONT, MARGIN, ROW, WIDTH, draw_svg
 
 HERE = Path(__file__).parent
 MARKS = {"schedule": "best single schedule", "heuristic": "tuned heuristic"}
-"""The arms beside the one that is judged, and what they are called."""
-COLORS = {"schedule": "#c75300", "heuristic": "#00805c"}
-OWN = "#0a62b4"
-ROW, LEFT, RIGHT, TOP, GROUP = 19, 300, 700, 62, 26
-"""Height of a row, where the axis begins and ends, where rows begin, and a group's heading."""
-STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#19212a}.muted{fill:#56616d}.strong{font-weight:650}"
-)
+"""Names of the arms that are drawn beside the judged one."""
+FILLS = {"schedule": "germinated", "heuristic": "fossilized"}
+"""CSS class of the colour of an arm; the judged one has `end grown`."""
+LEFT, RIGHT, TOP = 475.0, WIDTH - 20.0, 4.5 * ROW
+"""Where the axis begins and ends, and where rows begin."""
 
 
 def draw(found: Mapping[str, Any], name: str) -> str:
@@ -35,43 +33,59 @@ def draw(found: Mapping[str, Any], name: str) -> str:
     arms = [subject, *MARKS]
     values = [row[arm]["log_ratio_over_wait"] for row in by_member.values() for arm in arms]
     x = Scale(min(values) - 0.01, max(values) + 0.01, LEFT, RIGHT)
-    parts, y = [], float(TOP)
+    parts, y = [], TOP
     for purpose, members in purposes.items():
-        y += GROUP
-        parts.append(label(purpose, class_="strong", x=16, y=y - 6))
+        y += 1.5 * ROW
+        parts.append(label(purpose, class_="strong", x=MARGIN, y=y - ROW / 2))
         for member in members:
-            told = member.removesuffix(", 60 epochs").replace(" pooled", "")
-            parts.append(label(told, class_="muted", x=16, y=y + 13))
+            middle = y + ROW / 2
+            at = {"x": LEFT - 12, "y": middle, "dy": ".35em", "text_anchor": "end"}
+            parts.append(label(_short(member), class_="muted", **at))
             row = by_member[member]
             ends = [x(row[arm]["log_ratio_over_wait"]) for arm in arms]
-            parts.append(
-                element("line", x1=min(ends), x2=max(ends), y1=y + 9, y2=y + 9, stroke="#dde2e8")
-            )
-            for arm, at in zip(arms[1:], ends[1:], strict=True):
-                circle = {"cx": at, "cy": y + 9, "r": 3.5, "fill": "#fff", "stroke_width": 1.6}
-                parts.append(element("circle", stroke=COLORS[arm], **circle))
-            parts.append(element("circle", cx=ends[0], cy=y + 9, r=4.5, fill=OWN))
+            line = {"x1": min(ends), "x2": max(ends), "y1": middle, "y2": middle}
+            parts.append(element("line", class_="grid", **line))
+            for arm, end in zip(arms[1:], ends[1:], strict=True):
+                parts.append(element("circle", class_=FILLS[arm], cx=end, cy=middle, r=4.5))
+            parts.append(element("circle", class_="end grown", cx=ends[0], cy=middle, r=5))
             y += ROW
     grid = []
     for tick in range(-10, 20, 5):
         value = tick / 100
         if x.low <= value <= x.high:
             line = {"x1": x(value), "x2": x(value), "y1": TOP + 6, "y2": y + 4}
-            grid.append(element("line", **line, stroke="#9aa4ae" if value == 0 else "#eef1f4"))
-            text = "waiting" if value == 0 else f"{-100 * value:+.0f} %"
-            grid.append(label(text, class_="muted", x=x(value), y=TOP, text_anchor="middle"))
-    legend, at = [], 16
+            grid.append(element("line", class_="grid" if value else "axis", **line))
+            if tick % 10 == 0:
+                text = f"−{tick} %" if value else "waiting"
+                grid.append(label(text, class_="muted", x=x(value), y=TOP, text_anchor="middle"))
+    legend, left = [], MARGIN
     for arm in arms:
-        color, text = COLORS.get(arm, OWN), MARKS.get(arm, name)
-        fill = OWN if arm == subject else "#fff"
-        legend.append(element("circle", cx=at + 5, cy=18, r=4.5, fill=fill, stroke=color))
-        legend.append(label(text, x=at + 15, y=22))
-        at += 40 + 7 * len(text)
-    told = "test errors, about, against the same network that waits"
-    legend.append(label(told, class_="muted", x=16, y=44))
-    page = [element("style", STYLE), element("rect", width="100%", height="100%", fill="#fff")]
-    size = {"width": RIGHT + 20, "height": y + 16}
-    return element("svg", *page, *grid, *parts, *legend, xmlns="http://www.w3.org/2000/svg", **size)
+        text = MARKS.get(arm, name)
+        fill = FILLS.get(arm, "end grown")
+        legend.append(element("circle", class_=fill, cx=left + 5, cy=ROW - 6, r=5))
+        legend.append(label(text, x=left + 16, y=ROW))
+        left += 40 + text_width(text, FONT)
+    notes = (
+        "test errors against the same network without growth",
+        "rows: data, host, width x blocks, training images",
+    )
+    for row, note in enumerate(notes, 2):
+        legend.append(label(note, class_="muted", x=MARGIN, y=row * ROW))
+    title = f"Test errors of {name} and two controls on {len(by_member)} networks"
+    told = "A row for each network; a mark further right is an arm with fewer test errors."
+    return draw_svg(title, told, [*grid, *parts, *legend], y + ROW, is_file=True)
+
+
+def _short(member: str) -> str:
+    """Return the label of a member without what all of them share."""
+    for long, short in (
+        (", 60 epochs", ""),
+        (" pooled", ""),
+        (" images", ""),
+        ("cifar16", "cifar"),
+    ):
+        member = member.replace(long, short)
+    return member.replace("fashion14", "fashion")
 
 
 def main() -> None:

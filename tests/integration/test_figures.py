@@ -1,7 +1,7 @@
-"""The gains that pages claim: ranges over seeds that hold on every processor.
+"""Gains that pages claim are ranges over seeds that hold on every processor.
 
-A page tells the range of the runs behind it. A single run elsewhere may lie outside that range, but
-not the median of a few. `make test-portable` checks this under every instruction set.
+A page states the range of the runs behind it. A single run elsewhere may lie outside that range,
+but the median of a few must not. `make test-portable` checks this under every instruction set.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check(gains: list[float], claim: tuple[float, float]) -> None:
 
 
 @pytest.mark.parametrize("name", short_examples.SNIPPETS)
-def test_the_ten_lines_gain_what_their_page_claims(name: str) -> None:
+def test_the_short_examples_gain_what_their_page_claims(name: str) -> None:
     results = [short_examples.measure((seed, None), name) for seed in short_examples.SEEDS[:3]]
     gains = [result["grown"] - result["twin"] for result in results]
     check(gains, claimed_range(section(EXAMPLES, short_examples.SNIPPETS[name])))

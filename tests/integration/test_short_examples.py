@@ -1,4 +1,4 @@
-"""The short examples run as printed and beat their twins."""
+"""The programs of docs/short-examples.md run as printed and beat their twins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_an_example_has_at_most_ten_lines(name: str) -> None:
 
 
 def shown(name: str) -> str:
-    """Return what the page shows of one run, after checking that it says so."""
+    """Return the output of one run on the page, and check that the page calls it one run."""
     text = section(TEXT, SNIPPETS[name])
     found = re.search(r"`(Grown\(.*?\))`", text, re.DOTALL)
     assert found is not None
@@ -28,7 +28,7 @@ def shown(name: str) -> str:
 
 
 def form(printed: str) -> str:
-    """Return a line without its numbers and without what grew: both depend on the processor."""
+    """Replace numbers and the grown modules, which depend on the processor."""
     return re.sub(r"[\d.,]*\d", "#", re.sub(r"grew .*\)", "grew #)", " ".join(printed.split())))
 
 

@@ -44,7 +44,7 @@ def test_other_software_is_told(tmp_path: Path) -> None:
 def test_a_checkpoint_that_does_not_say_is_refused(
     tmp_path: Path, saved: dict[str, object]
 ) -> None:
-    with pytest.raises(CheckpointError, match="does not say what it was made with"):
+    with pytest.raises(CheckpointError, match="does not list the inputs of the run"):
         INPUTS.differences(tmp_path, saved, ())
 
 

@@ -1,4 +1,4 @@
-"""The page about the zoo, `docs/zoo.md`, made from what was found: `python -m tests.zoo`."""
+"""Write `docs/zoo.md` from the results of the architecture tests: `python -m tests.zoo`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,32 @@ from tests.zoo.specimen import STEPS, Findings
 
 PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
 
-_HEAD = """# The zoo
+_HEAD = """# Tested architectures
 
-Networks that others designed, each as small as it can be: written down with PyTorch alone, or made
-by the `transformers` library. For each one, slots are suggested, a seed is raised in every one of
-them, and what has grown is baked, saved and loaded around a fresh model, and exported and run with
-another size of batch; outputs must stay the same (exactly when saved, to 1e-5 when baked, to 1e-4
-when exported). What is not possible is refused in one line.
+Each network on this page is a known architecture, built as small as it can be: in plain PyTorch, or
+from a configuration of the `transformers` library. One test runs each of them through all the steps
+below, with random weights and random data. It shows that the steps work, not that growing pays.
 
-`make test-integrations` goes through all of it and compares it with this page, which
-`python -m tests.zoo` writes. `make test` does so for the first five, without the exports.
+| column | what the test does | what has to hold |
+|---|---|---|
+| slots, axes | call `esper.suggest_slots` | the slots and their axes are those in the table |
+| grow | train a seed in every slot and blend it in | outputs change and are finite |
+| bake | turn the grown network into a plain module | outputs equal to 1e-5 |
+| save, load | save the growth, load it around a fresh model | outputs equal to the bit |
+| PT2, ONNX | export, then run the file with two batch sizes | outputs equal to 1e-4 |
+
+"refused" means that Esper raised an error; the list below each table has its message.
+
+`make test-integrations` runs every network and compares the results with this page.
+`python -m tests.zoo` writes the page anew. `make test` runs the first five networks, without the
+exports.
 """
 
 _TITLES = "| network | slots | axes | grow | bake | save, load | PT2 | ONNX |"
 
 
 def row(name: str, found: Findings) -> str:
-    """Return what was found about one network, as a line of its table."""
+    """Return the table row of one network."""
     names = ", ".join(f"`{slot}`" for slot in found.slots) or "none"
     cells = [name, names, ", ".join(found.axes), *(_cell(found, step) for step in STEPS[1:])]
     return f"| {' | '.join(cells)} |"
@@ -37,18 +46,18 @@ def _cell(found: Findings, step: str) -> str:
 
 
 def refusals(name: str, found: Findings) -> list[str]:
-    """Return what was refused about one network, as lines of a list."""
+    """Return the list items with the errors that Esper raised for one network."""
     return [f"* {name}, {step}: {reason}" for step, reason in found.refusals.items()]
 
 
 def render(sections: dict[str, dict[str, Findings]]) -> str:
-    """Return the whole page, by title of a section and name of a network."""
+    """Return the whole page; `sections` maps a title to the findings by network."""
     parts = [_HEAD]
     for title, networks in sections.items():
         lines = [f"## {title}", "", _TITLES, "|" + "---|" * 8]
         lines += [row(name, found) for name, found in networks.items()]
-        told = [line for name, found in networks.items() for line in refusals(name, found)]
-        if told:
-            lines += ["", "Refused:", "", *told]
+        errors = [line for name, found in networks.items() for line in refusals(name, found)]
+        if errors:
+            lines += ["", "Refused:", "", *errors]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)

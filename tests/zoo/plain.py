@@ -1,4 +1,4 @@
-"""Well-known networks, written down with PyTorch alone, as small as they can be."""
+"""Known architectures in plain PyTorch, as small as they can be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the zoo holds, and what is tried with each of its networks."""
+"""Run one architecture through every step: suggest slots, grow, bake, save, export."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ from esper.leyline.errors import EsperError, EsperWarning
 from tests.plots import EAGER
 
 STEPS = ("suggest", "grow", "bake", "save", "pt2", "onnx")
-"""What is tried, in this order."""
+"""The steps of the test, in order."""
 
-_TELLING = ("attention", "conv_light", "mlp_small", "norm")
-"""Seeds to plant first: those that mix positions or channels."""
+_PREFERRED = ("attention", "conv_light", "mlp_small", "norm")
+"""Blueprints to use where they fit: those that mix positions or channels."""
 
 
 @dataclass(frozen=True)
 class Specimen:
-    """A network that somebody else has designed, and a batch for it."""
+    """An architecture to test, and a batch for it."""
 
     name: str
     make: Callable[[], nn.Module]
     example: Callable[[], Any]
     axes: str | None = None
-    """What the axes at its slots are, where nothing in it tells."""
+    """Axes of its slots, where `suggest_slots` cannot infer them."""
 
 
 @dataclass
 class Findings:
-    """What became of a specimen."""
+    """Results of one architecture."""
 
     slots: tuple[str, ...] = ()
     axes: tuple[str, ...] = ()
     refusals: dict[str, str] = field(default_factory=dict)
-    """By step that was refused, the words of the error."""
+    """Message of the error that Esper raised, by step."""
 
 
 def examine(specimen: Specimen, *, steps: tuple[str, ...] = STEPS) -> Findings:
-    """Try everything with one network; what is refused is noted, anything else raises."""
+    """Run all steps; record errors of Esper by step, let any other error through."""
     found = Findings()
     with warnings.catch_warnings():
-        # Those of other libraries about themselves.
+        # Other libraries warn about their own code.
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", EsperWarning)
-        for told in ("the samples of a batch influence", ".*running"):
-            warnings.filterwarnings("ignore", told, EsperWarning)
+        for message in ("the samples of a batch influence", ".*running"):
+            warnings.filterwarnings("ignore", message, EsperWarning)
         _examine(specimen, steps, found)
     return found
 
@@ -111,14 +111,14 @@ def _noting(found: Findings, step: str) -> Iterator[None]:
 
 
 def _grow(garden: Garden, example: Any) -> None:
-    """Raise a seed in every slot, one after the other: it germinates, trains and is blended in."""
+    """Germinate, train and blend in a seed in every slot, one slot after the other."""
     optimizer = esper.Gardener(garden, "wait", 60).optimizer(torch.optim.AdamW, lr=0.01)
     for index, name in enumerate(garden.slot_names):
         fitting = [
             blueprint_by_id(number).name
             for number in garden.table.fits()[0, index].nonzero().flatten().tolist()
         ]
-        chosen = next((one for one in _TELLING if one in fitting), fitting[0])
+        chosen = next((one for one in _PREFERRED if one in fitting), fitting[0])
         _done(garden.germinate(name, chosen, tempo=2))
         _done(garden.advance(name))
         _train(garden, optimizer, example, [name])
@@ -135,7 +135,7 @@ def _done(result: OperationResult) -> None:
 def _train(
     garden: Garden, optimizer: torch.optim.Optimizer, example: Any, slots: Sequence[str]
 ) -> None:
-    """Take two steps towards outputs of one, which any network can do; seeds must learn from it."""
+    """Train two steps towards outputs of 1; every seed must receive a gradient."""
     args, kwargs = call_arguments(example)
     garden.train()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Networks of the `transformers` library grow, and what comes of it stands on the page."""
+"""Models of the `transformers` library grow with the results that `docs/zoo.md` shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.zoo.hugging_face import HUGGING_FACE  # noqa: E402
 
 
 @pytest.mark.parametrize("specimen", HUGGING_FACE, ids=lambda one: one.name)
-def test_the_page_says_what_becomes_of_each(specimen: Specimen) -> None:
+def test_results_are_those_on_the_page(specimen: Specimen) -> None:
     found = examine(specimen)
     page = PAGE.read_text(encoding="utf-8").partition("## transformers")[2].splitlines()
     for line in (row(specimen.name, found), *refusals(specimen.name, found)):

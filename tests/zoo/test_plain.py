@@ -1,4 +1,4 @@
-"""Well-known networks in plain PyTorch grow, and what comes of it stands on the page."""
+"""Known architectures in plain PyTorch grow with the results that `docs/zoo.md` shows."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tests.zoo.specimen import Specimen, examine
 
 
 @pytest.mark.parametrize("specimen", QUICK, ids=lambda one: one.name)
-def test_the_first_five_grow_and_stay_what_they_are(specimen: Specimen) -> None:
+def test_the_first_five_keep_their_outputs_when_baked_or_loaded(specimen: Specimen) -> None:
     found = examine(specimen, steps=("suggest", "grow", "bake", "save"))
     assert found.refusals == {}
-    # Exports, which take long, are on the page too; the rest of the line must be as it is now.
+    # The page was written with exports, which are slow; none of these five refuses one.
     (line,) = [line for line in _page() if line.startswith(f"| {specimen.name} |")]
     assert line == row(specimen.name, found)
 
 
 @pytest.mark.integrations
 @pytest.mark.parametrize("specimen", PLAIN, ids=lambda one: one.name)
-def test_the_page_says_what_becomes_of_each(specimen: Specimen) -> None:
+def test_results_are_those_on_the_page(specimen: Specimen) -> None:
     found = examine(specimen)
     for line in (row(specimen.name, found), *refusals(specimen.name, found)):
         assert line in _page()

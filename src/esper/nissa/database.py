@@ -18,7 +18,7 @@ from esper.nissa.columns import TABLES, VIEWS, Table, View
 from esper.nissa.schema import SCHEMA_VERSION
 from esper.utils.files import refuse_link
 
-# ---- Time limits of queries: a store may come from somebody else
+# ---- Time limits of queries, because a store may come from another person
 
 
 ANSWER_S = 20.0

@@ -73,16 +73,16 @@ class RunInputs(Plain):
             contents, versions = dict(saved["contents"]), dict(saved["versions"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"the checkpoint of {run} does not say what it was made with ({error}); "
+                f"the checkpoint of {run} does not list the inputs of the run ({error}); "
                 "use another copy of it"
             ) from None
         for name, checksum in self.contents.items():
             before = str(contents.get(name, checksum))
             if before != checksum and name not in changed:
                 shown = "" if _CHECKSUM.fullmatch(checksum) else f" (was {before}, is {checksum})"
-                again = f" or go on with what is there now by --set {name}=...,"
+                again = f" or accept the present one with --set {name}=...,"
                 raise UsageError(
-                    f"the {name} of {run} changed since it was saved{shown}; put back what it was,"
+                    f"the {name} of {run} changed since it was saved{shown}; restore it,"
                     f"{again if name in SETTABLE else ''} or start a new run"
                 )
         return {

@@ -1,15 +1,15 @@
 """Every table of a run's store: one record class per table, one field per column.
 
-This is the one place that says what is recorded, in which unit, and what it means; the SQL, the
-writer and the page Telemetry are made from it. Absent is None and stored as NULL, never as 0.
-A column is *volatile* where identical runs may differ: times, memory, rates, the machine.
+This is the only definition of what is recorded, with units and meanings; the SQL, the writer and
+the page Telemetry are made from it. A missing value is None and stored as NULL, never as 0. A
+column is *volatile* if identical runs may differ in it: times, memory, rates, the machine.
 
 Keys are (round, row, step, ordinal): the round of training (0 when one network is grown), the row
 of the population (0 for one network), the epoch within the episode from 1, and a count within
 these. Every table also has `id`, the order of writing from 1.
 
-What has names of its own in every run (the terms of a reward, which anybody may write) is one JSON
-column, and a view unfolds it into rows: a new term needs no change here.
+Values whose names differ between runs (the terms of a reward, which plug-ins may add) are one JSON
+column, and a view unfolds it into rows. So a new term needs no change here.
 
 Raise `SCHEMA_VERSION` whenever a table or a column changes.
 """
@@ -69,7 +69,7 @@ class EpochRow(Moment):
     static_flops: float | None = column("operations", "The same with all blocks awake throughout.")
     rollback_reason: str | None = column("", ROLLBACK)
     statistics_samples: int | None = column(
-        "samples", "Training samples that BatchNorm statistics were taken from anew."
+        "samples", "Training samples from which BatchNorm statistics were recomputed."
     )
     seconds: float | None = column("s", "Time of the epoch.", volatile=True)
     memory_bytes: int | None = column("bytes", "Resident memory of the process.", volatile=True)
@@ -83,7 +83,7 @@ _VALID = "Valid choices of the head {}; 1 is a masked head."
 
 @table("decisions", "One decision of the controller about one row.", indexes=(("op",),))
 class DecisionRow(Moment):
-    """What was decided, how sure the policy was, what came of it, and how it was rewarded."""
+    """One decision: the action, its probabilities, its outcome and its reward."""
 
     ordinal: int = key(COUNT)
     op: str | None = column("", "The op that was chosen; DEEPEN where blocks wake.")
@@ -186,7 +186,7 @@ class StageRow(Moment):
 
 @table("stacks", "One stack of blocks at one epoch of a network that is deepened.")
 class StackRow(Moment):
-    """How much of one stack was awake when an epoch was measured."""
+    """Blocks of one stack that were awake when an epoch was measured."""
 
     ordinal: int = key("Number of the stack in the model, from 0.")
     stack: str | None = column("", "Name of the stack.")

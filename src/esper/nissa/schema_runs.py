@@ -26,7 +26,7 @@ Json = Mapping[str, Any] | Sequence[Any]
 
 @table("runs", "The run itself: one row.")
 class RunRow(Row):
-    """What was asked for, on what, and how it ended."""
+    """One run: its settings, its machine and its results."""
 
     kind: str = column("", "grow, train or prove.", default="grow")
     name: str | None = column("", "Name of the run, as people call it.")
@@ -69,7 +69,7 @@ class RunRow(Row):
 
 @table("rounds", "One round of training: all rows play one episode, then the policy is updated.")
 class RoundRow(Row):
-    """What the episodes of one round were like, taken together."""
+    """Figures of all episodes of one round."""
 
     round: int = key(ROUND)
     episodes: int | None = column("episodes", "Episodes played in the round.")
@@ -289,7 +289,7 @@ class UpdateHeadRow(Row):
 
 @table("episodes", "One episode of one row, when it ends.")
 class EpisodeRow(Row):
-    """How one episode ended."""
+    """One episode: task, scores and how it ended."""
 
     round: int = key(ROUND)
     row: int = key(ROW)

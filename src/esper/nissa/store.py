@@ -149,7 +149,7 @@ class RunStore:
         if not self._lock.is_in_place:
             raise StoreError(
                 f"{folder} was moved or removed while the run was writing to it; put it back and "
-                "continue with --resume, which goes on from its last checkpoint"
+                "continue from its last checkpoint with --resume"
             )
         try:
             is_same = self.path.stat().st_ino == self._inode

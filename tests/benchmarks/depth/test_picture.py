@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from benchmarks.depth.cells import CELLS, Job, grown, static
-from benchmarks.depth.picture import GROWN, draw_front
+from benchmarks.depth.picture import draw_front
 
 CELL = CELLS["python-short"]
 
@@ -27,5 +27,7 @@ def test_static_depths_and_grown_networks_are_drawn() -> None:
     texts = [element.text for element in root.iter(f"{space}text")]
     assert {"12", "6", "3→6→12", "3e15"} <= set(texts)
     circles = list(root.iter(f"{space}circle"))
-    assert sum(circle.get("fill") == GROWN for circle in circles) == 1
+    assert sum(circle.get("class") == "end grown" for circle in circles) == 1
     assert len(circles) == 4
+    root = ElementTree.fromstring(draw_front(records, "python-short", [12]))
+    assert "6" not in {element.text for element in root.iter(f"{space}text")}

@@ -103,7 +103,7 @@ def test_links_in_code_and_to_other_machines_stay() -> None:
     ("path", "page"),
     [
         ("docs/how-to/a.md", "how-to/a.md"),
-        ("docs/growth.svg", "growth.svg"),
+        ("docs/depth.svg", "depth.svg"),
         ("CHANGELOG.md", "source/CHANGELOG.md"),
         ("examples/a.py", "source/examples/a.py.md"),
     ],

@@ -1,8 +1,8 @@
-"""What every row trains on: order and augmentation drawn per row, in tensors that stay in place.
+"""Training samples of stacked rows: order and augmentation per row, in tensors at fixed addresses.
 
-`RowSamples` knows the data of every row of a stack, whose samples lie in one tensor, and draws
-epochs of all rows; `BatchBuffers` holds one batch of it where a captured step reads it. Both serve
-`StackedEngine`; the sequential engine draws the same samples row by row.
+`RowSamples` holds the data of all rows of a stack in one tensor and draws their epochs.
+`BatchBuffers` holds one batch at the address that a captured step reads. `StackedEngine` uses both;
+the sequential engine draws the same samples row by row.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from esper.utils.process import grouped, to_device
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """What some rows are trained on next; tensors [R, samples, ...] on the data's device."""
+    """The next training samples of some rows; tensors [R, samples, ...] on the data's device."""
 
     indices: Tensor
-    """int64, where samples lie in `RowSamples.stored`."""
+    """int64, indices into `RowSamples.stored`."""
     targets: Tensor | None
-    """Their targets, as each row has them; None for tokens."""
+    """Targets of each row; None for tokens."""
     crops: Crops | None
     rows: Tensor | None = None
-    """int64 [R], which rows of the stack these are; None for all in order."""
+    """int64 [R], indices of the rows in the stack; None for all in order."""
 
     def of(self, rows: Tensor) -> SamplePlan:
-        """Return the plan of some of the rows, int64."""
+        """Return the plan of the rows with these indices, int64."""
         crops = None if self.crops is None else self.crops[rows]
         targets = None if self.targets is None else self.targets[rows]
         return SamplePlan(self.indices[rows], targets, crops, rows)
@@ -53,15 +53,15 @@ class SamplePlan:
 class RowSamples:
     """The training samples of the rows of a stack.
 
-    Each source lies in `stored` once, however many rows use how much of it. Rows have targets,
-    normalisation and augmentation of their own.
+    Each source is in `stored` once, even if several rows use it. Targets, normalisation and
+    augmentation are per row.
     """
 
     def __init__(self, data: Sequence[TaskData], keys: Sequence[int]) -> None:
-        """Serve rows with this data and these keys."""
+        """Prepare the samples of rows with this data and these keys."""
         self._data, self._keys = list(data), list(keys)
         self.device = data[0].device
-        # What several rows share, pixels, targets and choices of samples, lies there once.
+        # Pixels, targets and subsets that several rows share are stored once.
         self.stored, self._source_first = join_shared(
             [each.splits.samples["train"] for each in data], self.device
         )
@@ -72,7 +72,7 @@ class RowSamples:
         if given[0] is not None:
             self._targets = join_shared([t for t in given if t is not None], self.device)
         self.gain, self.bias = stack_normalisation([each.splits for each in data])
-        """Float32 [R, ...], broadcastable to samples; None where none has any."""
+        """Float32 [R, ...], broadcastable to samples; None if no row is normalised."""
         varied = [each.augmentation != "none" for each in data]
         self._are_varied = any(varied), all(varied)
         self._is_varied = torch.tensor(varied, device=self.device)
@@ -83,11 +83,11 @@ class RowSamples:
         ]
         drawn = [row for rows, _ in self._orders for row in rows]
         self._place_of_row = torch.tensor(drawn, device=self.device).argsort()
-        """int64 [R], where each row stands when the orders of all sizes are put together."""
+        """int64 [R], index of each row after the orders of all sizes are concatenated."""
 
     @cached_property
     def channel_normalisation(self) -> tuple[Tensor, Tensor] | None:
-        """Gain and bias [R, C] if these are images that are normalised channel by channel."""
+        """Gain and bias [R, C] of images that are normalised per channel, else None."""
         if self._data[0].kind != "image":
             return None
         rows, channels = len(self._data), self.stored.shape[1]
@@ -103,9 +103,9 @@ class RowSamples:
         )
 
     def draw(self, portions: Sequence[Portion], start: int, stop: int) -> SamplePlan:
-        """Draw some samples of every row's portion: number `start` of it to number `stop` - 1.
+        """Draw the samples `start` to `stop` - 1 of every row's portion.
 
-        A row whose portion has fewer is given others, which it is not to be trained on.
+        A row with a smaller portion gets other samples as padding; it must not train on them.
         """
         firsts = [portion.first + start for portion in portions]
         positions = self._draw_positions(firsts, stop - start)
@@ -118,7 +118,7 @@ class RowSamples:
         return SamplePlan(places + self._source_first[:, None], targets, crops)
 
     def _draw_positions(self, firsts: Sequence[int], count: int) -> Tensor:
-        """Return int64 [R, count]: positions among the samples each row has."""
+        """Return int64 [R, count]: positions among the samples of each row."""
         parts = [orders.draw([firsts[row] for row in rows], count) for rows, orders in self._orders]
         if len(parts) == 1:
             return parts[0]
@@ -132,7 +132,7 @@ class RowSamples:
         drawn = draw_crops(to_device(torch.tensor(seeds), self.device), count, first)
         if everybody:
             return drawn
-        # A crop out of the middle leaves an image as it is.
+        # A crop from the middle does not change an image.
         varied = self._is_varied[:, None]
         return Crops(
             torch.where(varied, drawn.top, PADDING),
@@ -157,7 +157,7 @@ class RowSamples:
 
 
 def stack_normalisation(splits: Sequence[Splits]) -> tuple[Tensor | None, Tensor | None]:
-    """Return gain and bias [R, ...] of rows; a row without any is left as it is."""
+    """Return gain and bias [R, ...] of rows; a row without normalisation gets 1 and 0."""
     if all(each.gain is None for each in splits):
         return None, None
     gains = [torch.ones(1) if each.gain is None else each.gain for each in splits]
@@ -174,9 +174,9 @@ def stack_normalisation(splits: Sequence[Splits]) -> tuple[Tensor | None, Tensor
 
 
 def join_shared(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return different tensors one after another, and int64 [n] where each of those given begins.
+    """Concatenate the distinct tensors; return the result and int64 [n], where each input begins.
 
-    A tensor that is given several times lies there once.
+    A tensor that occurs several times is stored once.
     """
     different = {id(tensor): tensor for tensor in tensors}
     parts = [tensor.to(device) for tensor in different.values()]
@@ -189,14 +189,14 @@ class BatchBuffers:
     """Inputs x [R, B, ...] and targets y [R, B, ...] of one batch."""
 
     def __init__(self, compute: torch.dtype, device: torch.device) -> None:
-        """Hold nothing yet; real inputs will have the precision `compute`."""
+        """Start empty; real inputs will have the precision `compute`."""
         self._compute = compute
         self._has_kernels = has_kernels(torch.zeros(0, dtype=compute, device=device))
         self._buffers: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.x = self.y = torch.zeros(0)
 
     def load(self, samples: RowSamples, plan: SamplePlan, start: int, stop: int) -> None:
-        """Take over some samples of a plan; batches of one size use the same memory."""
+        """Copy some samples of a plan; batches of the same size use the same memory."""
         normalisation = samples.channel_normalisation if self._has_kernels else None
         if normalisation is not None:
             gain, bias = (_taken(each, plan.rows) for each in normalisation)
@@ -236,12 +236,12 @@ class BatchBuffers:
 
 
 def _taken(values: Tensor, rows: Tensor | None) -> Tensor:
-    """Return values of some rows, or of all."""
+    """Return the values of some rows, or of all rows."""
     return values if rows is None else values[rows]
 
 
 def order_images(x: Tensor) -> Tensor:
-    """Return images [B, C, H, W] in the memory order kernels want, where there are kernels."""
+    """Return images [B, C, H, W] in the memory layout of the kernels, if the device has them."""
     if not has_kernels(x) or x.dim() != 4:
         return x
     channels = x.shape[1]

@@ -1,4 +1,4 @@
-"""What every strategy of a population is, an engine with known slots; and its settings."""
+"""The interface of population engines, their settings, and the tools to run them on a device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MemoryLimitError(EsperError, MemoryError):
 
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
-    """What flows at a slot of the host."""
+    """The activation at a slot of the host."""
 
     name: str
     path: str
@@ -50,25 +50,25 @@ class SlotSpec:
 class PopulationEngine(EvaluatedEngine, Protocol):
     """An engine over rows of one architecture, each under its own condition.
 
-    A row rests after the horizon of its task: an epoch beyond it changes nothing of the row.
+    A row rests after the horizon of its task: later epochs do not change it.
     """
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
-        """What flows at every slot of the host."""
+        """The activation at every slot of the host."""
 
     @property
     def is_stacked(self) -> bool:
-        """Whether all rows are in memory at once, activations included."""
+        """Whether all rows are in memory at the same time, including their activations."""
 
     def score(self, split: Split) -> Tensor:
         """Return float64 [R, 2]: score in points and loss of every row on a whole split.
 
-        It is for the end of an evaluation; nothing that learns or decides may see the test split.
+        Only for the end of an evaluation: no learner and no controller may see the test split.
         """
 
     def close(self) -> None:
-        """Free what must be freed by hand."""
+        """Free resources that garbage collection does not free."""
 
 
 Strategy = Literal["auto", "sequential", "stacked", "workers"]
@@ -96,22 +96,22 @@ class PopulationConfig(RowConfig):
 
 
 EXECUTION_SETTINGS = frozenset({"use_bf16", "use_graphs", "rows_per_stack", "workers"})
-"""Settings that change how rows are executed, not what they are."""
+"""Settings that change how rows are executed, but not their results."""
 
 
-# ---- What a row is a network for, and which rows are one stack
+# ---- Conditions of rows, and the stacks they form
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Condition:
-    """A task and its data: all that a row trains under."""
+    """A task and its data."""
 
     task: Task
     data: TaskData
 
     @property
     def horizon(self) -> int:
-        """Epochs of an episode; the row rests after the last of them."""
+        """Epochs of an episode; the row rests after the last one."""
         return self.task.config.horizon
 
     @property
@@ -122,10 +122,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class StackKey:
-    """What rows must agree in to be one stack: shapes, and what one step of them does."""
+    """Properties that the rows of one stack share: shapes, and the operations of one step."""
 
     builder: Callable[..., Any]
-    """What builds the host; tasks share it unless they build hosts of their own."""
+    """Function that builds the host; tasks share it unless they override it."""
     host: str
     host_options: Config
     input_shape: tuple[int, ...]
@@ -137,13 +137,13 @@ class StackKey:
     validation_samples: int
     kind: Kind
     stored: torch.dtype
-    """Type of the samples as they are stored."""
+    """Data type of the stored samples."""
     has_budget: bool
-    """Whether epochs are shares of a budget: of whole batches, however many samples there are."""
+    """Whether epochs are shares of a budget, which consist of whole batches only."""
 
     @classmethod
     def of(cls, condition: Condition) -> StackKey:
-        """Return the architecture of a row under this condition."""
+        """Return the key of a row under this condition."""
         task, data = condition.task, condition.data
         config = task.config
         return cls(
@@ -165,14 +165,14 @@ class StackKey:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Which row is under which condition, and which rows run together."""
+    """Assignment of rows to conditions, and of rows to stacks."""
 
     conditions: tuple[Condition, ...]
-    """One for every task."""
+    """One condition for every task."""
     task_of_row: tuple[int, ...]
-    """Which of them each row is under; rows come task by task."""
+    """Index of every row's condition; rows are ordered by task."""
     architectures: dict[StackKey, list[int]]
-    """The rows of every architecture, in the order in which they first come."""
+    """The rows of every architecture, in order of first occurrence."""
 
     @classmethod
     def of(cls, conditions: Sequence[Condition], task_of_row: Sequence[int]) -> Roster:
@@ -187,11 +187,11 @@ class Roster:
         return len(self.task_of_row)
 
     def condition(self, row: int) -> Condition:
-        """Return what a row trains under."""
+        """Return the condition of a row."""
         return self.conditions[self.task_of_row[row]]
 
     def take(self, rows: Sequence[int]) -> tuple[Roster, list[int]]:
-        """Return the roster of some of the rows, and which they are in its order, task by task."""
+        """Return the roster of some rows, and their indices in its order, task by task."""
         chosen = sorted(rows, key=lambda row: self.task_of_row[row])
         kept = sorted({self.task_of_row[row] for row in chosen})
         conditions = [self.conditions[index] for index in kept]
@@ -199,28 +199,28 @@ class Roster:
 
 
 def divide(rows: Sequence[int], most: int) -> list[list[int]]:
-    """Return rows in as few parts of at most `most` as there can be, equal but for one row."""
+    """Split rows into the fewest parts of at most `most` rows; sizes differ by at most one."""
     parts = -(-len(rows) // most)
     return [part.tolist() for part in np.array_split(rows, parts)]
 
 
-# ---- Running on a device: CUDA graphs, streams, and out-of-memory errors that say what would fit
+# ---- Running on a device: CUDA graphs, streams, out-of-memory errors
 
 
 Step = Callable[[], None]
-"""Work on tensors that stay where they are; what changes from run to run are their numbers."""
+"""Work on tensors at fixed addresses; only their values change between runs."""
 
 
 _PRIORITIES = 4
-"""How many PyTorch tells apart: 0 and those below, the lowest number first."""
+"""Number of stream priorities in PyTorch: 0 and below; the lowest number is served first."""
 
 
 class StackStream:
-    """The stream of one stack, with memory that only its graphs use; without CUDA, nothing.
+    """The CUDA stream of one stack, with the memory pool of its graphs; does nothing without CUDA.
 
-    Stacks on streams of their own fill a device together that none of them fills alone, and while
-    the host is busy with one, the device works on the others. For that the first has to be ready
-    before the last: earlier turns have precedence.
+    Several stacks on separate streams use a device better than one: while the host processes one
+    stack, the device works on the others. Earlier stacks have priority, so that the first is ready
+    before the last.
     """
 
     def __init__(self, device: torch.device, turn: int = 0) -> None:
@@ -234,10 +234,10 @@ class StackStream:
 
     @contextmanager
     def use(self, *, is_awaited: bool = True) -> Iterator[None]:
-        """Run a block on the stream, after what was begun before.
+        """Run a block on the stream, after all work that was queued before.
 
         Args:
-            is_awaited: whether what begins after the block runs after it.
+            is_awaited: whether later work waits for the block.
         """
         if self._stream is None:
             yield
@@ -250,18 +250,18 @@ class StackStream:
             here.wait_stream(self._stream)
 
     def capture(self, graph: torch.cuda.CUDAGraph) -> AbstractContextManager[None]:
-        """Return a block whose work is recorded instead of done.
+        """Return a context in which work is captured instead of run.
 
-        All graphs of a stack share memory: one of them runs at a time, and what it leaves there is
+        All graphs of a stack share one memory pool: only one runs at a time, and its results are
         read before the next one runs.
         """
-        # Other threads may go on, as the capture is none of theirs.
+        # Other threads may use CUDA during the capture.
         return capture_graph(
             graph, pool=self._memory(), stream=self._stream, capture_error_mode="thread_local"
         )
 
     def _memory(self) -> Any:
-        """Return the memory of graphs: it lives as long as a graph does, and an empty one does."""
+        """Return the memory pool of the graphs; an empty graph keeps it alive."""
         if self._pool is None:
             handle, anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
             with capture_graph(anchor, pool=handle, stream=self._stream):
@@ -271,20 +271,19 @@ class StackStream:
 
 
 class GraphReplay:
-    """Runs a step eagerly once, then captures it, then replays it in one launch.
+    """Runs a step eagerly the first time, captures it the second time, then replays it.
 
-    One graph serves until some tensor that the step works on has to be moved. The eager run warms
-    everything up.
+    A graph is valid until one of its tensors moves. The eager run is the warm-up.
     """
 
     def __init__(self, stream: StackStream) -> None:
-        """Create a runner that has seen nothing."""
+        """Create a runner without a graph."""
         self._stream = stream
         self.captures = 0
         self.forget()
 
     def forget(self) -> None:
-        """Drop the captured step: something it works on has moved."""
+        """Drop the captured step, because one of its tensors has moved."""
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -304,17 +303,17 @@ class GraphReplay:
 
 
 Job = tuple[Callable[[Tensor], Tensor], Tensor]
-"""A function and the activation it works on."""
+"""A function and its input activation."""
 
 _SMALL = 2**24
-"""Bytes of an activation above which one job alone fills the device."""
+"""Size of an activation in bytes above which a single job uses the whole device."""
 
 
 class CudaStreams:
-    """Streams that independent jobs take turns on; without any, jobs run one after another.
+    """Streams for independent jobs, used in turn; without streams, jobs run one after another.
 
-    Small kernels leave most of a device idle. Autograd takes the way back on the same streams, and
-    a captured step keeps them apart as branches.
+    Small kernels use little of a device. Autograd runs the backward pass on the same streams, and a
+    captured step keeps them as parallel branches.
     """
 
     def __init__(self, count: int = 0, priority: int = 0) -> None:
@@ -322,7 +321,7 @@ class CudaStreams:
         self._streams = [torch.cuda.Stream(priority=priority) for _ in range(count)]
 
     def run(self, jobs: Sequence[Job]) -> list[Tensor]:
-        """Return what the functions return for their activations."""
+        """Run all jobs; return their results."""
         largest = max((x.numel() * x.element_size() for _, x in jobs), default=0)
         if not self._streams or largest > _SMALL or len(jobs) < 2:
             return [function(x) for function, x in jobs]
@@ -333,7 +332,7 @@ class CudaStreams:
         results = []
         for number, (function, x) in enumerate(jobs):
             stream = used[number % len(used)]
-            # Its memory must not be given away while the stream still reads it.
+            # Its memory must not be reused while the stream still reads it.
             x.record_stream(stream)
             with torch.cuda.stream(stream):
                 results.append(function(x))
@@ -355,12 +354,12 @@ _CPU = "DefaultCPUAllocator"
 
 @contextmanager
 def naming_rows_that_fit(rows: int, *, at_once: bool, resident: int = 0) -> Iterator[None]:
-    """Within the block, an out-of-memory error becomes one that names how many rows would fit.
+    """Within the block, an out-of-memory error says how many rows would fit.
 
     Args:
-        rows: how many rows share the memory that ran out.
-        at_once: whether they are one stack, which can be divided into several.
-        resident: bytes that were taken before, whatever the number of rows.
+        rows: number of rows that share the memory.
+        at_once: whether they form one stack, which can be split.
+        resident: bytes in use before, independent of the number of rows.
     """
     try:
         yield
@@ -374,11 +373,11 @@ def naming_rows_that_fit(rows: int, *, at_once: bool, resident: int = 0) -> Iter
 
 
 def rows_that_fit(message: str, rows: int, resident: int = 0) -> int:
-    """Return how many of `rows` rows would fit, from what the allocator said.
+    """Return how many of `rows` rows would fit, from the allocator's message.
 
-    The rows had taken what was allocated when the error came, less what was resident before, and
-    wanted at least the piece that was refused. How much more they would have wanted nobody knows,
-    so the answer is the power of two below the quotient, and below the number that failed.
+    The rows need at least the memory allocated at the error, minus `resident`, plus the refused
+    block. They may need more, so the result is rounded down to a power of two, below the number of
+    rows that failed.
     """
     wanted, held = _find(_WANTED, message), _find(_HELD, message)
     available = held + _find(_FREE, message) + _find(_SPARE, message) - resident
@@ -407,6 +406,6 @@ def _explain(message: str, rows: int, at_once: bool, resident: int) -> MemoryLim
 
 
 def _find(pattern: re.Pattern[str], message: str) -> float:
-    """Return the size in bytes that an allocator's message names, 0 where it does not."""
+    """Return the size in bytes in an allocator's message, 0 if there is none."""
     found = pattern.search(message)
     return float(found[1]) * _UNITS[found[2]] if found else 0.0

@@ -1,10 +1,10 @@
 """Stacked parameters: many networks of one architecture in one flat tensor, with their moments.
 
-Entry n of `flat` holds all parameters of network n one after another; `leaves` are views with the
-shapes modules expect, of `flat` itself or of a copy in the precision that is computed in. Norms,
-clipping and the optimizer (`updates`) work on the flat tensor in a handful of operations, whatever
-the number of parameters. A stacked engine has one stack for its hosts and one per slot and
-blueprint; `StackCapacity` says how many entries those of seeds have.
+Entry n of `flat` holds all parameters of network n, concatenated. `leaves` are views with the
+shapes of the modules' parameters, either of `flat` or of a copy in the compute precision. Norms,
+clipping and the optimizer (`train_step`) work on the flat tensor in a few operations, for any
+number of parameters. A stacked engine has one stack for its hosts and one per slot and blueprint;
+`StackCapacity` sets the number of entries in stacks of seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from esper.utils.process import to_device, write_to
 
 
 class ParameterStack:
-    """Parameters of n networks with the same parameter shapes, and what is remembered of them."""
+    """Parameters of n networks with the same parameter shapes, and their optimizer state."""
 
     def __init__(
         self,
@@ -38,9 +38,8 @@ class ParameterStack:
     ) -> None:
         """Create an empty stack for networks with parameters of these shapes.
 
-        Those named in `frozen` belong to each network but never learn. Leaves have the precision
-        `compute`, that of the parameters by default. With `has_squares` the mean of squared
-        gradients is kept beside the momentum, as AdamW needs it.
+        Parameters named in `frozen` are never trained. Leaves have the precision `compute`, by
+        default that of the parameters. `has_squares` keeps the mean of squared gradients for AdamW.
         """
         self.shapes = dict(shapes)
         self.frozen = frozenset(frozen)
@@ -49,7 +48,7 @@ class ParameterStack:
         self.momentum = torch.zeros_like(self.flat)
         self.squares = torch.zeros_like(self.flat) if has_squares else None
         self.steps = torch.zeros(0, dtype=torch.int64, device=device)
-        """[n], how many steps of AdamW every network has taken."""
+        """[n], number of AdamW steps of every network."""
         self.leaves: dict[str, Tensor] = {}
         self._compute = compute or dtype
         self._view()
@@ -60,7 +59,7 @@ class ParameterStack:
     def resize(
         self, kept: Sequence[int], entries: int, filler: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Have this many entries: first those `kept`, in this order, then `filler` or zeros."""
+        """Set the number of entries: those in `kept`, in this order, then `filler` or zeros."""
         chosen = to_device(torch.tensor(list(kept), dtype=torch.int64), self.flat.device)
         zeros = self.flat.new_zeros((entries - len(chosen), self.width))
 
@@ -88,7 +87,7 @@ class ParameterStack:
             self.used[entry] = self.flat[entry].to(self._compute)
 
     def fill(self, networks: Sequence[Mapping[str, Tensor]]) -> None:
-        """Overwrite all networks, at rest, in the memory they have."""
+        """Overwrite all networks in place, with cleared optimizer state."""
         write_to(self.flat, torch.cat([self._join(values) for values in networks]))
         self.momentum.zero_()
         self.steps.zero_()
@@ -97,7 +96,7 @@ class ParameterStack:
         self.refresh()
 
     def read(self, entry: int) -> tuple[dict[str, Tensor], Moments]:
-        """Return copies of one network's parameters by name, and of what is remembered of them."""
+        """Return copies of one network's parameters by name, and of its optimizer state."""
         values = self._unpack(self.flat[entry].clone())
         moments = Moments(self._unpack(self.momentum[entry].clone()))
         if self.squares is not None:
@@ -111,7 +110,7 @@ class ParameterStack:
         return [self._unpack(values) for values in self.flat.index_select(0, chosen)]
 
     def refresh(self) -> None:
-        """Bring the leaves up to date after the parameters have moved."""
+        """Update the leaves after the parameters have changed."""
         if self.used is not self.flat:
             self.used.copy_(self.flat)
 
@@ -123,7 +122,7 @@ class ParameterStack:
     def tensor_norms(self, flat: Tensor) -> Tensor:
         """Return float64 [n, tensors]: the norm of every tensor of flat values [n, width].
 
-        A tensor that is not finite has the norm NaN; the others of its network keep theirs.
+        A tensor that is not finite has the norm NaN; other tensors are not affected.
         """
         squares, sums = flat.to(torch.float64).square(), self.norm_matrix()
         finite = torch.isfinite(squares)
@@ -132,14 +131,14 @@ class ParameterStack:
         return torch.where(spoiled, torch.full_like(norms, torch.nan), norms)
 
     def norm_matrix(self) -> Tensor:
-        """Return [width, tensors]: sums flat squares into one square norm per parameter tensor."""
+        """Return [width, tensors], a matrix that sums squared values per parameter tensor."""
         matrix = torch.zeros((self.width, len(self.shapes)), dtype=torch.float64)
         for column, (start, size) in enumerate(self.columns()):
             matrix[start : start + size, column] = 1
         return to_device(matrix, self.flat.device)
 
     def _view(self) -> None:
-        """Make the leaves anew after the flat tensor was replaced."""
+        """Rebuild the leaves after the flat tensor was replaced."""
         same = self._compute == self.flat.dtype
         self.used = self.flat if same else self.flat.to(self._compute)
         self.leaves = {}
@@ -151,7 +150,7 @@ class ParameterStack:
         return to_device(self._join(values), self.flat.device).to(self.flat.dtype)
 
     def _join(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return [1, width]: a network's parameters one after another, where they are."""
+        """Return [1, width]: a network's parameters, concatenated, on their device."""
         parts = [values[name].detach().reshape(1, -1) for name in self.shapes]
         return torch.cat(parts, 1) if parts else self.flat.new_zeros((1, 0))
 
@@ -162,7 +161,7 @@ class ParameterStack:
 
 
 def flatten_gradients(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
-    """Return [n, width]: gradients of the leaves side by side, zero where there is none."""
+    """Return [n, width]: the gradients of the leaves, concatenated; 0 where there is none."""
     count = leaves[0].shape[0]
     parts = [
         torch.zeros_like(leaf).reshape(count, -1) if grad is None else grad.reshape(count, -1)
@@ -172,7 +171,7 @@ def flatten_gradients(leaves: Sequence[Tensor], gradients: Sequence[Tensor | Non
 
 
 def reached_columns(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor | None:
-    """Return bool [width]: parameters that the loss reaches; None when it reaches them all."""
+    """Return bool [width]: parameters that get a gradient; None if all do."""
     if not any(grad is None for grad in gradients):
         return None
     parts = [
@@ -185,51 +184,51 @@ def reached_columns(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]
 Key = TypeVar("Key")
 
 _FREE_BYTES = 2**22
-"""Activations of spare entries up to so many bytes cost less, over an episode, than one capture."""
+"""Size in bytes of spare entries' activations below which they cost less than one capture."""
 
 _PATIENCE = 8
-"""Epochs for which a third of all entries may be spare; few when the layout changes anyway."""
+"""Epochs for which a third of all entries may be spare; fewer if the layout changes anyway."""
 
 _PATIENCE_WHEN_CHANGED = 2
 
 
 @dataclass(slots=True)
 class StackCapacity:
-    """How many entries a stack of seeds has: one per seed; with `has_spares`, a few more.
+    """Number of entries in a stack of seeds: one per seed, and spare ones if `has_spares`.
 
-    A captured CUDA graph is void as soon as a stack gets more entries or fewer, so on a device
-    stacks have a few spare ones and keep them for a while. A spare entry costs what a seed costs;
-    that is little where activations are small and steps are short, so there stacks start with more
-    of them and keep them from one episode to the next.
+    A captured CUDA graph becomes invalid when a stack changes its number of entries. So on a
+    device, stacks have spare entries and keep them for a while. A spare entry costs as much compute
+    as a seed. Where activations are small this is little, so there stacks start with more spare
+    entries and keep them between episodes.
     """
 
     has_spares: bool = False
     rows: int = 1
-    """Rows of the stack: no slot has more seeds."""
+    """Rows of the stack, the largest number of seeds at a slot."""
     sample_bytes: int = 4
     """Bytes of one channel of one position of a batch: batch size times element size."""
     _epochs_wasted: int = field(default=0, init=False)
 
     def entries(self, slot: SlotSpec, count: int) -> int:
-        """Return how many entries a stack of `count` seeds at this slot gets."""
+        """Return the number of entries for a stack of `count` seeds at this slot."""
         if not self.has_spares:
             return count
-        # Where entries are cheap, a stack that grows will not have to grow again soon.
+        # If entries are cheap, add more than needed, so that the stack does not grow again soon.
         wanted = max(_and_more(count), self._least(slot)) if self.is_cheap(slot) else count
         return max(count, min(_step_up(wanted), self.rows))
 
     def positions(self, count: int) -> int:
-        """Return how many positions a validation pass of `count` gets, where spares are kept."""
+        """Return the number of positions for a validation pass over `count`, with spares."""
         return max(count, min(_step_up(count), self.rows))
 
     def is_cheap(self, slot: SlotSpec) -> bool:
-        """Whether spare entries at this slot cost less than a new capture does."""
+        """Whether spare entries at this slot cost less than a new capture."""
         return self.has_spares and self._least(slot) > 1
 
     def entries_kept(self, slot: SlotSpec, now: int, peak: int) -> int:
-        """Return how many of a stack's entries stay when other rows begin: none, or some.
+        """Return the number of entries of a stack to keep for the next rows.
 
-        `peak` is how many were in use at once when most were.
+        `peak` is the largest number of entries in use at the same time.
         """
         if not peak or not self.is_cheap(slot):
             return 0
@@ -239,10 +238,11 @@ class StackCapacity:
     def oversized(
         self, sizes: Mapping[Key, tuple[int, int]], *, has_changed: bool
     ) -> Iterator[Key]:
-        """Yield the stacks, by (entries now, entries wanted), that should shrink.
+        """Yield the stacks that should shrink, from (entries now, entries wanted).
 
-        Without spares all that can; otherwise those with half too many, once too many entries have
-        been spare for too long. `has_changed` says that captures are void in any case.
+        Without spares, these are all stacks with unused entries. With spares, these are stacks with
+        half too many, once too many entries were spare for too long. `has_changed` says that
+        captures are invalid anyway.
         """
         if not self.has_spares:
             yield from (key for key, (now, wanted) in sizes.items() if now > wanted)
@@ -255,7 +255,7 @@ class StackCapacity:
             yield from (key for key, (now, wanted) in sizes.items() if 2 * now > 3 * wanted)
 
     def _least(self, slot: SlotSpec) -> int:
-        """Return how many entries cost no more than one."""
+        """Return the number of entries that cost no more than one capture."""
         own = prod(slot.shape[1:]) * self.sample_bytes
         return min(_FREE_BYTES // own, self.rows // 8)
 
@@ -265,7 +265,7 @@ def _and_more(count: int) -> int:
 
 
 def _step_up(count: int) -> int:
-    """Return the least of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is not less."""
+    """Round up to one of 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
     size = 1
     while size < count:
         middle = size + size // 2

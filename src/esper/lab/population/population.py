@@ -4,9 +4,9 @@
     signals = pop.reset()
     signals = pop.step(actions)
 
-Rows may belong to several tasks. Those of one architecture run together, whatever else their tasks
-differ in; the caller sees one population, task by task, whose slots are those of the task with the
-most of them.
+Rows may belong to several tasks. Rows of one architecture run together, even if their tasks differ
+otherwise. The caller sees one population, ordered by task, with as many slots as the task with the
+most slots.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class Population(PopulationRows):
 
     Args:
         task: a task, or several; rows are shared out among them.
-        rows: how many rows, or one number per task.
-        seed: seed of the run; row i of it is the same network whatever else runs beside it.
+        rows: number of rows, or one number per task.
+        seed: seed of the run; row i does not depend on other rows.
         device: 'auto', 'cpu' or 'cuda'.
         strategy: 'auto', 'sequential', 'stacked' or 'workers'; `strategy` and `reason` of the
             population say what runs and why.
         horizon: epochs of an episode; the task's by default.
-        data: where data files lie, or the data itself, once for every task.
+        data: path of the data files, or the data itself, one per task.
         config: settings shared by all rows.
         row_seeds: seeds of the rows instead of 0, 1, 2, ...
     """
@@ -113,13 +113,13 @@ class Population(PopulationRows):
         self.num_slots = self._most_slots()
         self._groups: list[TaskGroup] = []
         self._parts: list[list[int]] = []
-        """The rows of every group."""
+        """Row indices of every group."""
         self._stacks: dict[tuple[StackKey, int], list[StackedEngine]] = {}
-        """Stacks without rows, by what they could have rows of and how many."""
+        """Unused stacks, by architecture and number of rows."""
         self._is_midway = False
-        """Whether a step has begun and not ended."""
+        """Whether a step is in progress."""
         self.meanwhile: Callable[[], None] | None = None
-        """Called in every step when all epochs have begun, while devices train by themselves."""
+        """Called in every step after all epochs were queued, while devices train."""
         self._worker_client: WorkerClient | None = None
         self._asked: Strategy = strategy
         self._refusal: str | None = None
@@ -133,7 +133,7 @@ class Population(PopulationRows):
         return tuple(self._groups)
 
     def locate(self, row: int) -> tuple[TaskGroup, int]:
-        """Return the group that a row is in, and its place there."""
+        """Return the group of a row, and the row's index in it."""
         self._need_rows()
         parts = zip(self._groups, self._parts, strict=True)
         return next((group, part.index(row)) for group, part in parts if row in part)
@@ -144,15 +144,15 @@ class Population(PopulationRows):
         rows: int | Sequence[int] | None = None,
         data: Sequence[TaskData] | None = None,
     ) -> None:
-        """Have rows of other tasks from the next reset on; row seeds are 0, 1, 2, ... again.
+        """Change the tasks of the rows at the next reset; row seeds start again at 0, 1, 2, ...
 
-        Worker processes, sources of data and, on a device, captured steps are kept for every
-        architecture that has as many rows as before.
+        Worker processes and data are kept. On a device, captured steps are kept for every
+        architecture whose number of rows does not change.
 
         Args:
             tasks: a task, or several; rows are shared out among them.
-            rows: how many rows, or one number per task; as many as before if None.
-            data: the data itself, once for every task; from where it came before if None.
+            rows: number of rows, or one number per task; None keeps the number.
+            data: the data itself, one per task; None reads it from the same place as before.
         """
         roster = self._enlist(tasks, self.rows if rows is None else rows, data)
         self._set_stacks_aside()
@@ -162,13 +162,13 @@ class Population(PopulationRows):
             self._shelf.forget_all_but(self.tasks)
 
     def reset(self, row_seeds: Sequence[int] | None = None) -> Signals:
-        """Build every row afresh, train and validate the first epoch.
+        """Build every row, then train and validate the first epoch.
 
         Worker processes, loaded data and, on a device, captured steps are kept from one reset to
         the next.
 
         Args:
-            row_seeds: seeds of the rows from now on, one for each; the same as before if None.
+            row_seeds: new seeds of the rows, one for each; None keeps the seeds.
         """
         if row_seeds is not None:
             self.row_seeds = self.checked_seeds(row_seeds)
@@ -180,7 +180,7 @@ class Population(PopulationRows):
         return self._live()
 
     def build(self) -> None:
-        """Build every row afresh and train nothing yet, for whoever has a state for them."""
+        """Build every row without training, before a saved state is restored."""
         self._set_stacks_aside()
         aside = [engine for engines in self._stacks.values() for engine in engines]
         try:
@@ -193,7 +193,7 @@ class Population(PopulationRows):
             self._stacks = {}
 
     def step(self, actions: Actions) -> Signals:
-        """Carry out one action per row and live through the epoch that follows."""
+        """Carry out one action per row, then train and measure one epoch."""
         self._need_rows()
         command = decode_actions({head: value.cpu() for head, value in actions.items()})
         if len(command.op) != self.rows:
@@ -205,24 +205,24 @@ class Population(PopulationRows):
         return self._live()
 
     def signals(self) -> Signals:
-        """Return what controllers see now, on the population's device."""
+        """Return the current signals, on the population's device."""
         self._need_rows()
         parts = [group.signals() for group in self._groups]
         return merge_signals(parts, self.num_slots, self._order()).to(self.device)
 
     def panics(self) -> Tensor:
-        """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
+        """Return int64 [R], a `Panic`: why the governor rolled a row back in the last epoch."""
         self._need_rows()
         return torch.cat([group.panic for group in self._groups])[self._order()].to(self.device)
 
     def view(self) -> RuleView:
-        """Return what legality depends on, for all rows."""
+        """Return the inputs of the legality rules, for all rows."""
         self._need_rows()
         parts = [group.table.view() for group in self._groups]
         return merge_views(parts, self.num_slots, self._order())
 
     def results_on(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Return float64 [R], twice: scores in points and losses on a whole split."""
+        """Return scores in points and losses on a whole split, each float64 [R]."""
         self._need_rows()
         found = []
         for group in self._groups:
@@ -245,7 +245,7 @@ class Population(PopulationRows):
         }
 
     def restore(self, saved: dict[str, Any]) -> Signals:
-        """Go back to a snapshot of a population made the same way, by whichever strategy."""
+        """Restore a snapshot of a population with the same settings, of any strategy."""
         self.refuse_foreign(saved)
         with restoring("of the population"):
             seed = check_count(saved["seed"], "seed")
@@ -255,13 +255,13 @@ class Population(PopulationRows):
             try:
                 self._fill(saved["rows"])
             except BaseException:
-                # Half of a population is none.
+                # A population that was built in part is unusable.
                 self._clear()
                 raise
         return self.signals()
 
     def refuse_foreign(self, saved: dict[str, Any]) -> None:
-        """Raise unless a snapshot is of a population made the same way."""
+        """Raise unless a snapshot is of a population with the same settings."""
         needed = {"made", "seed", "row_seeds", "rows"}
         if not isinstance(saved, Mapping) or not needed <= saved.keys():
             raise CheckpointError("this is no snapshot of a population; take one by snapshot()")
@@ -273,14 +273,14 @@ class Population(PopulationRows):
             )
 
     def snapshot_rows(self) -> list[dict[str, Any]]:
-        """Return the state of every row by itself, for whoever puts rows together anew."""
+        """Return the state of each row separately, so that rows can be recombined."""
         self._need_rows()
         return [self._snapshot_of(row) for row in range(self.rows)]
 
     def restore_rows(
         self, seed: int, row_seeds: Sequence[int], rows: Sequence[dict[str, Any]]
     ) -> Signals:
-        """Bring every row into a state of `snapshot_rows`, with the seeds it was built from."""
+        """Restore every row from states of `snapshot_rows`, with the seeds it was built from."""
         self.seed, self.row_seeds = seed, self.checked_seeds(row_seeds)
         self._clear()
         self._fill(
@@ -294,8 +294,8 @@ class Population(PopulationRows):
     def fork(self, rows: Sequence[int]) -> Population:
         """Return a new population of copies of these rows, in exactly their state.
 
-        A row may be named several times. Rows come in the order given, task by task. A fork shares
-        data and processes with the population it comes from; both are to be closed.
+        A row may be named several times. Rows are in the given order, grouped by task. A fork
+        shares data and processes with its population; close both.
         """
         self._need_rows()
         if not rows or min(rows) < 0 or max(rows) >= self.rows:
@@ -330,9 +330,9 @@ class Population(PopulationRows):
         self._groups, self._parts, self._stacks = [], [], {}
 
     def _set_stacks_aside(self) -> None:
-        """Free the rows, but keep stacks that could have others."""
+        """Free the rows, but keep stacks that can be reused."""
         for group in self._groups:
-            # What an error broke off may have left anything behind.
+            # A step that an error interrupted may have left any state.
             if isinstance(group.engine, StackedEngine) and not self._is_midway:
                 self._stacks.setdefault((group.architecture, group.rows), []).append(group.engine)
             else:
@@ -340,7 +340,7 @@ class Population(PopulationRows):
         self._groups, self._parts, self._is_midway = [], [], False
 
     def _live(self) -> Signals:
-        """Let all rows live through an epoch; what runs by itself begins for all tasks at once."""
+        """Train and measure one epoch of all rows; asynchronous work starts for all tasks first."""
         self._is_midway = True
         for group in self._groups:
             with self._memory_of(group):
@@ -354,7 +354,7 @@ class Population(PopulationRows):
         return self.signals()
 
     def _pick(self) -> None:
-        """Decide how the rows run, and say so."""
+        """Choose the strategy of the rows, and log it."""
         if self._refusal is not None:
             self.strategy, self.reason = "sequential", self._refusal
             return
@@ -373,7 +373,7 @@ class Population(PopulationRows):
         _log.info("population of %d rows runs %s: %s", self.rows, self.strategy, self.reason)
 
     def _prepare_worker_client(self) -> WorkerClient | None:
-        """Return processes that know the tasks, where rows run in some; start them if need be."""
+        """Return worker processes with the tasks loaded, if the strategy uses processes."""
         if self.strategy != "workers":
             return None
         if self._worker_client is not None and not self._worker_client.is_usable:
@@ -394,7 +394,7 @@ class Population(PopulationRows):
         return self._worker_client
 
     def made(self) -> dict[str, Any]:
-        """Return what a snapshot depends on: everything but how the rows are executed."""
+        """Return all settings that a snapshot depends on, without execution settings."""
         config = {
             name: value
             for name, value in self.config.to_mapping().items()
@@ -412,7 +412,7 @@ class Population(PopulationRows):
     def _enlist(
         self, tasks: Tasks, rows: int | Sequence[int], data: Sequence[TaskData] | None
     ) -> Roster:
-        """Return rows of these tasks; nothing of the population changes."""
+        """Return the roster of these tasks, without changing the population."""
         made = find_tasks(tasks, self._horizon)
         counts = share_out(rows, len(made))
         if data is not None:
@@ -425,7 +425,7 @@ class Population(PopulationRows):
         return Roster.of(conditions, [i for i, count in enumerate(counts) for _ in range(count)])
 
     def checked_seeds(self, seeds: Sequence[int]) -> list[int]:
-        """Return seeds for the rows, refusing another number of them."""
+        """Return the seeds of the rows; raise if their number is wrong."""
         if len(seeds) != self.rows:
             raise UsageError(f"row_seeds must have {self.rows} entries, got {len(seeds)}")
         return list(seeds)
@@ -434,7 +434,7 @@ class Population(PopulationRows):
         return max(len(task.slot_paths) for task in self.tasks)
 
     def _make_groups(self) -> None:
-        """Make new rows; stacks that held as many of their architecture begin again."""
+        """Build new rows; reuse stacks of the same architecture and size."""
         client = self._prepare_worker_client()
         groups: list[TaskGroup] = []
         parts: list[list[int]] = []
@@ -464,7 +464,7 @@ class Population(PopulationRows):
         self._groups, self._parts = groups, parts
 
     def _order(self) -> Tensor:
-        """Return int64 [R]: where each row stands when the groups are put side by side."""
+        """Return int64 [R]: index of each row in the concatenated groups."""
         return torch.tensor([row for part in self._parts for row in part]).argsort()
 
     def _groups_by_architecture(self) -> list[list[TaskGroup]]:
@@ -475,7 +475,7 @@ class Population(PopulationRows):
         ]
 
     def _fill(self, saved: Sequence[dict[str, Any]]) -> None:
-        """Build every row and bring it into its saved state; `saved` is by architecture."""
+        """Build every row and restore its saved state; `saved` is by architecture."""
         self._make_groups()
         for rows, groups in zip(saved, self._groups_by_architecture(), strict=True):
             start = 0
@@ -489,7 +489,7 @@ class Population(PopulationRows):
         return group.snapshot([place])
 
     def _memory_of(self, group: TaskGroup) -> AbstractContextManager[None]:
-        """Return a block in which running out of memory names the rows that would fit."""
+        """Return a context in which an out-of-memory error says how many rows would fit."""
         resident = 0
         if self.device.type == "cuda":
             resident = torch.cuda.memory_allocated(self.device)

@@ -1,10 +1,9 @@
-"""Many small tensors as a few strings of bytes, and back, bit for bit.
+"""The process behind an actor of a Ray cluster, and how tensors travel to and from it.
 
-What is seen of rows is some sixty tensors of a few numbers each. One by one they cost more in
-handling than in bytes: a copy from and to a device each, an object of the cluster each. So tensors
-of one type are put end to end; whole numbers take as few bytes as the largest of their tensor
-needs, and truths one bit. That is a third of the bytes, and Ray hands small answers over directly
-instead of through its store.
+The signals of rows are about sixty small tensors. Sent one by one, each costs a device copy and a
+Ray object. So tensors of one type are concatenated; integers use the fewest bytes that hold their
+tensor's largest value, and booleans one bit. This takes a third of the bytes, and Ray passes small
+answers directly instead of through its object store. Unpacked tensors are bit-identical.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from esper.leyline.signals import Signals
 from esper.utils.process import choose_device, keep_freed_memory
 
 _TYPES = (torch.bool, torch.int64, torch.float32, torch.float64)
-"""What can be packed."""
+"""Types that can be packed."""
 
 _WIDTHS = (np.int8, np.int16, np.int32, np.int64)
-"""What whole numbers are written as: the first that holds all of a tensor."""
+"""Types of packed integers; the first one that holds all values of a tensor is used."""
 
 _LARGEST = np.array([np.iinfo(width).max for width in _WIDTHS[:-1]])
 
@@ -54,13 +53,13 @@ class Packed:
     """Tensors of some rows; the first dimension of each is the rows."""
 
     layout: bytes
-    """How many rows and which tensors; the same bytes for the same tensors."""
+    """Number of rows, and names and types of the tensors; equal bytes for equal layouts."""
     bits: bytes
-    """All truths."""
+    """All booleans."""
     widths: bytes
-    """For every tensor of whole numbers, the index of its width."""
+    """For every integer tensor, the index of its type."""
     whole: tuple[bytes, ...]
-    """All whole numbers, by width."""
+    """All integers, by type."""
     single: bytes
     """All float32."""
     double: bytes
@@ -68,7 +67,7 @@ class Packed:
 
 
 def pack(tensors: Mapping[str, Tensor]) -> Packed:
-    """Return tensors [R, ...], all on one device, in a form that travels well."""
+    """Pack tensors [R, ...], all on one device, into a few byte strings."""
     rows = len(next(iter(tensors.values())))
     fields = tuple((name, each.dtype, tuple(each.shape[1:])) for name, each in tensors.items())
     layout = _dump_layout(rows, fields)
@@ -91,8 +90,8 @@ def unpack(
 
     Args:
         parts: packets of the same tensors.
-        order: row r is row order[r] of the parts one after another; by default as they stand.
-        device: where the tensors are wanted; all of a type are one copy.
+        order: row r is row order[r] of the concatenated parts; by default r.
+        device: device of the tensors; all tensors of a type are copied at once.
     """
     layouts = tuple(part.layout for part in parts)
     found: dict[str, Tensor] = {}
@@ -108,7 +107,7 @@ def unpack(
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which tensors there are, and of how many rows."""
+    """Names, types and shapes of tensors, and their number of rows."""
 
     rows: int
     fields: tuple[_Field, ...]
@@ -118,7 +117,7 @@ class _Layout:
         return [(name, tail) for name, own, tail in self.fields if own == kind]
 
     def sizes(self, kind: torch.dtype) -> list[int]:
-        """Return how many numbers every tensor of a type has."""
+        """Return the number of values of every tensor of a type."""
         return [self.rows * math.prod(tail) for _, tail in self.of(kind)]
 
 
@@ -135,23 +134,23 @@ def _load_layout(layout: bytes) -> _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How all tensors of a type come out of the parts."""
+    """Positions of all tensors of a type in the parts."""
 
     names: list[str]
     shapes: list[tuple[int, ...]]
     sizes: list[int]
     places: NDArray[np.int64]
-    """Where each number stands in the parts one after another."""
+    """Index of each value in the concatenated parts."""
 
 
 @lru_cache(maxsize=64)
 def _plan(layouts: tuple[bytes, ...], order: tuple[int, ...] | None, kind: torch.dtype) -> _Plan:
-    """Work out where numbers go; that is the same in every step of a round."""
+    """Compute the positions of all values; they are the same in every step of a round."""
     parts = [_load_layout(each) for each in layouts]
     whole = _Layout(sum(part.rows for part in parts), parts[0].fields)
     assert all(part.fields == whole.fields for part in parts), "parts have the same tensors"
     picked = np.arange(whole.rows) if order is None else np.array(order)
-    # Places go the way that the numbers will go.
+    # Indices are rearranged in the same way as the values.
     pieces: list[list[NDArray[np.int64]]] = [[] for _ in whole.of(kind)]
     start = 0
     for part in parts:
@@ -168,7 +167,7 @@ def _plan(layouts: tuple[bytes, ...], order: tuple[int, ...] | None, kind: torch
 
 
 def _end_to_end(tensors: Mapping[str, Tensor], kind: torch.dtype) -> NDArray[Any]:
-    """Return all tensors of a type as one array; that is one copy from a device."""
+    """Return all tensors of a type as one array, with a single device copy."""
     own = [tensor.reshape(-1) for tensor in tensors.values() if tensor.dtype == kind]
     joined: NDArray[Any] = (torch.cat(own) if own else torch.empty(0, dtype=kind)).cpu().numpy()
     return joined
@@ -177,13 +176,13 @@ def _end_to_end(tensors: Mapping[str, Tensor], kind: torch.dtype) -> NDArray[Any
 def _narrow(
     numbers: NDArray[np.int64], sizes: Sequence[int]
 ) -> tuple[NDArray[np.uint8], tuple[bytes, ...]]:
-    """Return the width of every tensor, and all numbers by width."""
+    """Return the type index of every tensor, and all values by type."""
     widths = np.zeros(len(sizes), dtype=np.uint8)
     filled = [index for index, size in enumerate(sizes) if size]
     if filled:
         starts = np.cumsum([0, *sizes])[filled]
         low, high = np.minimum.reduceat(numbers, starts), np.maximum.reduceat(numbers, starts)
-        # A negative number needs what its complement needs: -128 fits where 127 does.
+        # A negative number needs as many bits as its complement: -128 fits where 127 does.
         widths[filled] = np.searchsorted(_LARGEST, np.maximum(high, ~low))
     by_number = np.repeat(widths, sizes)
     return widths, tuple(
@@ -192,7 +191,7 @@ def _narrow(
 
 
 def _values(part: Packed, kind: torch.dtype) -> NDArray[Any]:
-    """Return all numbers of a type as they were before they were packed."""
+    """Return all values of a type, unpacked."""
     if kind == torch.float32:
         return np.frombuffer(part.single, np.float32)
     if kind == torch.float64:
@@ -208,44 +207,44 @@ def _values(part: Packed, kind: torch.dtype) -> NDArray[Any]:
     return numbers
 
 
-# ---- What travels between a program and the actors of its cluster
+# ---- Messages between the driver and the actors of its cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsWanted:
-    """All that an actor needs to know to have a population of some rows."""
+    """What an actor needs to build a population of some rows."""
 
     tasks: Sequence[tuple[type[Task], TaskConfig]]
-    """What rows are of; classes travel by name."""
+    """Tasks of the rows; classes are sent by name."""
     rows: Sequence[int]
-    """How many of every task."""
+    """Number of rows of every task."""
     num_slots: int
-    """Slots of the row with the most of them, be it here or in another actor."""
+    """Most slots of any row, in this actor or another one."""
     seed: int
     strategy: Strategy
     data: str | None
-    """Where data files lie on the actor's machine; the usual places if None."""
+    """Path of the data files on the actor's machine; the usual places if None."""
     fingerprints: Mapping[Hashable, str]
-    """By splits: the checksum of the program's data, which the actor's must have."""
+    """Checksum of the driver's data by splits; the actor's data must have the same."""
     blueprints: tuple[str, ...]
-    """What the program has registered, in its order."""
+    """Blueprints registered in the driver, in order."""
     config: PopulationConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """What an actor answers after an epoch of its rows."""
+    """Answer of an actor after an epoch of its rows."""
 
     seen: Packed
     """Signals and panics."""
     view: Packed
-    """What legality depends on."""
+    """Inputs of the legality rules."""
     seconds: float
-    """How long the rows took there, without packing."""
+    """Seconds that the rows took, without packing."""
     processor_seconds: float
-    """Time that the process had the processor for them."""
+    """CPU seconds of the process."""
     warnings: tuple[str, ...]
-    """What was warned of for the first time."""
+    """Warnings that are new since the last answer."""
 
     @classmethod
     def pack(
@@ -256,7 +255,7 @@ class Lived:
         spent: tuple[float, float],
         warnings: tuple[str, ...] = (),
     ) -> Lived:
-        """Return the answer; `spent` is by the clock and by the processor."""
+        """Pack an answer; `spent` is wall-clock and CPU time."""
         seen = {**signals.state_dict(), _PANICS: panics}
         return cls(pack(seen), pack(view.state_dict()), *spent, warnings)
 
@@ -264,9 +263,9 @@ class Lived:
     def unpack(
         parts: Sequence[Lived], order: Sequence[int], device: torch.device
     ) -> tuple[Signals, Tensor, RuleView]:
-        """Return signals and panics on a device, and the view: row r is row order[r] of the parts.
+        """Return signals and panics on a device, and the view; row r is row order[r] of the parts.
 
-        As in a population of this process, the view is not on the device.
+        The view is on the CPU, as in a population of this process.
         """
         seen = unpack([part.seen for part in parts], order, device)
         panics = seen.pop(_PANICS)
@@ -275,23 +274,23 @@ class Lived:
 
 
 ACTIONS = "actions"
-"""Name of what is packed for a step: int64 [R, heads], one column for each of `HEAD_NAMES`."""
+"""Name of the packed actions of a step: int64 [R, heads], a column for each of `HEAD_NAMES`."""
 
 _PANICS = "panics"
 
 
-# - `PopulationActor`: one process of a cluster with one device, and the populations it is asked for
+# - `PopulationActor`: a process of a cluster with one device and its populations
 
 
 class PopulationActor:
-    """Populations on one device, by number.
+    """The populations of one device, by number.
 
     Args:
-        device: 'cpu' or 'cuda'; on a CPU one thread is used, whatever the machine has.
+        device: 'cpu' or 'cuda'; a CPU actor uses one thread.
     """
 
     def __init__(self, device: str) -> None:
-        """Take the device; nothing is read yet."""
+        """Choose the device; nothing is read yet."""
         self._device = choose_device(device)
         if self._device.type == "cpu":
             torch.set_num_threads(1)
@@ -300,10 +299,10 @@ class PopulationActor:
         self._fingerprints: dict[Hashable, str] = {}
         self._populations: dict[int, Population] = {}
         self._warnings: dict[str, bool] = {}
-        """What was warned of, and whether the program knows."""
+        """Warnings so far, and whether each was sent to the driver."""
 
     def describe(self) -> dict[str, Any]:
-        """Return where this is."""
+        """Return the node and the process of the actor."""
         name = torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu"
         return {"host": socket.gethostname(), "pid": os.getpid(), "device": name}
 
@@ -340,19 +339,19 @@ class PopulationActor:
                 data=data,
                 config=wanted.config,
             )
-        # Signals of all actors are put together, so all have as many slots.
+        # Signals of all actors are merged, so all have the same number of slots.
         population.num_slots = wanted.num_slots
         shelf.forget_all_but(task for each in self._populations.values() for task in each.tasks)
 
     def reset(self, number: int, row_seeds: Sequence[int]) -> Lived:
-        """Build every row afresh and live its first epoch."""
+        """Build every row and train its first epoch."""
         started = _now()
         with self._noting_warnings():
             signals = self._populations[number].reset(row_seeds)
         return self._lived(number, signals, started)
 
     def step(self, number: int, actions: Packed) -> Lived:
-        """Carry out one action per row and live through the epoch that follows."""
+        """Carry out one action per row, then train and measure one epoch."""
         table = unpack([actions])[ACTIONS]
         chosen = dict(zip(HEAD_NAMES, table.unbind(1), strict=True))
         started = _now()
@@ -363,14 +362,14 @@ class PopulationActor:
     def restore(
         self, number: int, seed: int, row_seeds: Sequence[int], rows: Sequence[dict[str, Any]]
     ) -> Lived:
-        """Bring every row into a saved state."""
+        """Restore every row from a saved state."""
         started = _now()
         with self._noting_warnings():
             signals = self._populations[number].restore_rows(seed, row_seeds, rows)
         return self._lived(number, signals, started)
 
     def snapshot(self, number: int) -> list[dict[str, Any]]:
-        """Return the state of every row, each by itself."""
+        """Return the state of each row separately."""
         return self._populations[number].snapshot_rows()
 
     def results_on(self, number: int, split: Split) -> tuple[Tensor, Tensor]:
@@ -379,7 +378,7 @@ class PopulationActor:
         return scores.cpu(), losses.cpu()
 
     def close(self, number: int) -> None:
-        """Forget a population."""
+        """Remove a population."""
         population = self._populations.pop(number, None)
         if population is not None:
             population.close()
@@ -394,7 +393,7 @@ class PopulationActor:
 
     @contextmanager
     def _noting_warnings(self) -> Iterator[None]:
-        """Keep what is warned of for the program, which would not see it otherwise."""
+        """Collect warnings for the driver, which would not see them otherwise."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", EsperWarning)
             yield
@@ -406,5 +405,5 @@ class PopulationActor:
 
 
 def _now() -> tuple[float, float]:
-    """Return the clock and the processor's time."""
+    """Return the wall-clock and the CPU time."""
     return time.perf_counter(), time.process_time()

@@ -1,11 +1,11 @@
-"""`RayCluster`: actors on the nodes of a Ray cluster, and others in the place of lost ones.
+"""`RayCluster`: actors on the nodes of a Ray cluster; lost ones are replaced.
 
     with RayCluster("auto") as cluster:
         trainer = Trainer(config, cluster=cluster)
 
-An actor that is gone, because its process, its node or the way to it is, is replaced once somebody
-finds out. A replacement knows nothing: whoever had rows there sees by `generation` that they have
-to be played again.
+An actor is lost when its process, its node or the connection to it fails. It is replaced at the
+next request. A replacement has no rows; `generation` tells the owner of the rows that they have to
+be played again.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from esper.lab.population.ray_actor import PopulationActor
 from esper.leyline.errors import EsperError, UsageError, needing, reason_of
 
 _START_S = 180.0
-"""Most time that an actor may take to start; nodes of a cloud need longer, and are waited for
-before a run begins."""
+"""Time limit in seconds for the start of an actor. Nodes of a cloud take longer; a run waits for
+them before it begins."""
 
 _LAUNCHES = 3
-"""How often a replacement is started."""
+"""Attempts to start a replacement."""
 
 _PASSED_ON = (
-    # What decides the last bits of results.
+    # These settings affect the last bits of results.
     *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_NUM_THREADS"),
     *("MKL_NUM_THREADS", "PYTHONPATH", "ESPER_DEBUG", "ESPER_DEBUG_STAGE"),
     "ESPER_DATA",
 )
-"""Environment variables that actors have from the program, where it has them."""
+"""Environment variables that actors inherit from the driver."""
 
 
 class ClusterError(EsperError, RuntimeError):
-    """The cluster cannot do what it is asked for."""
+    """The cluster cannot carry out a request."""
 
 
 class ActorLostError(EsperError, RuntimeError):
-    """An actor is gone with all its rows."""
+    """An actor was lost with all its rows."""
 
 
 @dataclass(slots=True)
 class ActorWork:
-    """What an actor has done since the last look."""
+    """Work of an actor since the last report."""
 
     actor: int
     node: str
     """Address of the node and its process there."""
     device: str
     rows: int = 0
-    """Rows that it was last asked for."""
+    """Rows of its last request."""
     epochs: int = 0
-    """Epochs of all its rows."""
+    """Epochs, summed over its rows."""
     seconds: float = 0.0
-    """Time it has worked."""
+    """Wall-clock seconds of work."""
     processor_seconds: float = 0.0
-    """Time that it had the processor; much less where others use the machine too."""
+    """CPU seconds of work; much less if other programs use the machine."""
     losses: list[str] = field(default_factory=list)
     """Nodes that the actor was lost on."""
 
@@ -70,7 +70,7 @@ class RayCluster:
     Args:
         address: of a running cluster, such as '10.0.0.1:6379' or 'auto'; None starts one on this
             machine.
-        actors: how many; by default one for every GPU of the cluster, or every CPU.
+        actors: number of actors; by default one for every GPU of the cluster, or every CPU.
     """
 
     def __init__(self, address: str | None = None, *, actors: int = 0) -> None:
@@ -83,22 +83,22 @@ class RayCluster:
         self._fingerprints: dict[Hashable, str] = {}
         self._device = ""
         self.work: list[ActorWork] = []
-        """What every actor has done since `take_work` was last called."""
+        """Work of every actor since the last call of `take_work`."""
         self._is_own = not self._ray.is_initialized()
         if self._is_own:
             where = address or "this machine"
             try:
-                # What rows warn of comes back with their answers; Ray's own talk is in its files.
+                # Warnings of rows arrive with answers; Ray's own messages are in its log files.
                 self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
             except (ConnectionError, RuntimeError, ValueError) as error:
                 reason = str(error).strip().partition("\n")[0]
                 raise ClusterError(f"no Ray cluster at {where}: {reason}") from None
 
     def start(self, device: str) -> None:
-        """Start the actors, unless they are there.
+        """Start the actors, unless they run already.
 
         Args:
-            device: what each of them has: 'cpu', one core, or 'cuda', one GPU.
+            device: device of each actor: 'cpu', one core, or 'cuda', one GPU.
         """
         if self._handles:
             if device != self._device:
@@ -128,32 +128,32 @@ class RayCluster:
         return len(self._handles)
 
     def generation(self, actor: int) -> int:
-        """Return how often an actor has been replaced."""
+        """Return the number of replacements of an actor."""
         return self._generations[actor]
 
     def next_number(self) -> int:
-        """Return a number that no population of this cluster has."""
+        """Return an unused number for a population."""
         self._numbers += 1
         return self._numbers
 
     def fingerprint(self, condition: Condition) -> str:
-        """Return the checksum of a task's data; it is worked out once."""
+        """Return the checksum of a task's data, computed once."""
         key = condition.task.splits_key
         if key not in self._fingerprints:
             self._fingerprints[key] = condition.data.splits.fingerprint()
         return self._fingerprints[key]
 
     def ask(self, actor: int, method: str, *arguments: Any) -> Any:
-        """Ask an actor for something, after what it was asked before; `answer` waits for it."""
+        """Queue a request to an actor; `answer` waits for the result."""
         return getattr(self._handles[actor], method).remote(*arguments)
 
     def answer(self, actor: int, asked: Any) -> Any:
-        """Wait for what an actor was asked for.
+        """Wait for the result of a request.
 
         Raises:
-            ActorLostError: It is gone; another is in its place.
+            ActorLostError: The actor was lost and has been replaced.
             ClusterError: The cluster itself has failed.
-            EsperError: What its rows raised.
+            EsperError: The error that its rows raised.
         """
         errors = self._ray.exceptions
         try:
@@ -167,13 +167,13 @@ class RayCluster:
             raise ClusterError(f"the cluster failed: {_in_one_line(error)}") from None
 
     def take_work(self) -> list[ActorWork]:
-        """Return what every actor has done, and count from nothing again."""
+        """Return the work of every actor, and reset the counters."""
         taken = self.work
         self.work = [ActorWork(each.actor, each.node, each.device) for each in taken]
         return taken
 
     def close(self) -> None:
-        """End the actors, and what was started for them."""
+        """End the actors, and the local cluster if it was started here."""
         self._end_actors()
         if self._is_own and self._ray.is_initialized():
             self._ray.shutdown()
@@ -186,7 +186,7 @@ class RayCluster:
 
     @property
     def _lost(self) -> tuple[type[Exception], ...]:
-        """What Ray raises where an actor is gone, whatever took it."""
+        """Exceptions of Ray for a lost actor."""
         errors = self._ray.exceptions
         return (
             *(errors.RayActorError, errors.WorkerCrashedError, errors.OutOfMemoryError),
@@ -195,7 +195,7 @@ class RayCluster:
 
     def _end_actors(self) -> None:
         for handle in self._handles:
-            with contextlib.suppress(Exception):  # it may be gone, and so may the cluster
+            with contextlib.suppress(Exception):  # the actor or the cluster may have ended
                 self._ray.kill(handle)
         self._handles = []
 
@@ -211,7 +211,7 @@ class RayCluster:
         return make.remote(self._device)
 
     def _greet(self, actor: int) -> ActorWork:
-        """Wait until an actor is there, and return where that is."""
+        """Wait until an actor runs, and return its node and process."""
         errors = self._ray.exceptions
         try:
             found = self._ray.get(self.ask(actor, "describe"), timeout=_START_S)
@@ -227,8 +227,8 @@ class RayCluster:
         return ActorWork(actor, f"{found['host']}:{found['pid']}", found["device"])
 
     def _replace(self, actor: int) -> None:
-        """Start another actor in the place of one that is lost."""
-        with contextlib.suppress(Exception):  # a process that only cannot be reached must not go on
+        """Replace a lost actor."""
+        with contextlib.suppress(Exception):  # end a process that cannot be reached
             self._ray.kill(self._handles[actor])
         before = self.work[actor]
         self._generations[actor] += 1
@@ -238,7 +238,7 @@ class RayCluster:
                 found = self._greet(actor)
                 break
             except ActorLostError as error:
-                # The cluster may not know yet that a node is gone, and send the actor there.
+                # The cluster may not have noticed that a node is lost, and place the actor there.
                 if not left:
                     raise ClusterError(f"{error} {_LAUNCHES} times while it started") from None
         before.losses.append(before.node)
@@ -246,7 +246,7 @@ class RayCluster:
 
 
 def import_ray() -> Any:
-    """Return Ray, or say how to get it."""
+    """Return Ray, or raise an error that says how to install it."""
     with needing("a cluster", "ray"):
         import ray
 
@@ -254,11 +254,11 @@ def import_ray() -> Any:
 
 
 def _cause(error: Any) -> BaseException:
-    """Return what an actor's method raised, as it was raised there."""
+    """Return the original exception of an actor's method."""
     cause = error.cause
     return cause if isinstance(cause, BaseException) else ClusterError(_in_one_line(error))
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the beginning of what Ray says, which can be pages."""
+    """Return the beginning of a message of Ray, which can be several pages long."""
     return reason_of(error)[:200]

@@ -1,9 +1,9 @@
-"""`RayPopulation`: a population whose rows live in the actors of a cluster.
+"""`RayPopulation`: a population whose rows are in the actors of a Ray cluster.
 
-It is asked like `Population` and gives the same numbers. Every actor has some rows of every task,
-so that all have about as much to do. What was asked since the last reset is kept: where an actor is
-lost, its replacement builds the rows from their seeds, or from the snapshot they were restored
-from, and lives through the same actions, while the other actors keep what they have.
+It has the interface of `Population` and gives the same numbers. Every actor has some rows of every
+task, so that all have about the same work. All requests since the last reset are kept. If an actor
+is lost, its replacement builds the rows from their seeds or from the last snapshot and replays the
+same actions, while other actors keep their rows.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from esper.leyline.rules import RuleView
 from esper.leyline.signals import Signals
 
 _MOST_LOSSES = 3
-"""Actors that may be lost in one request, each; rows that kill every process are no accident."""
+"""Losses of one actor in one request after which the run fails: its rows cause them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Something that was asked of all actors: a method, and its arguments for each."""
+    """A request to all actors: a method, and its arguments for each."""
 
     method: str
     arguments: Sequence[tuple[Any, ...]]
 
 
 class RayPopulation(PopulationRows):
-    """Rows of evolving networks in a cluster.
+    """Rows of growing networks in a cluster.
 
     Args:
-        cluster: where they live.
+        cluster: the cluster that holds the rows.
         task: a task, or several; rows are shared out among them.
-        rows: how many rows, or one number per task.
+        rows: number of rows, or one number per task.
         seed: seed of the run.
-        device: where signals come to.
-        strategy: how the rows of an actor run; 'auto' and 'workers' are one after another on a CPU,
-            where every core has an actor, and stacked elsewhere.
-        data_path: where data files lie on every node; the usual places if None.
-        data: the data itself on this machine, once for every task; read from `data_path` if None.
+        device: device of the signals.
+        strategy: how the rows of an actor run; 'auto' and 'workers' mean sequential on a CPU, where
+            every core has an actor, and stacked on a GPU.
+        data_path: path of the data files on every node; the usual places if None.
+        data: the data itself on this machine, one per task; read from `data_path` if None.
         config: settings shared by all rows.
         row_seeds: seeds of the rows instead of 0, 1, 2, ...
     """
@@ -74,7 +74,7 @@ class RayPopulation(PopulationRows):
         self._cluster = cluster
         self._number = cluster.next_number()
         self._data_path = data_path
-        # It has no rows; it knows which there are, their tasks and their data.
+        # It has no rows; it is used for their roster, tasks and data.
         self._roll = Population(
             task,
             rows,
@@ -87,16 +87,16 @@ class RayPopulation(PopulationRows):
         )
         self.config, self.device = self._roll.config, self._roll.device
         self.roster, self.num_slots = self._roll.roster, self._roll.num_slots
-        """Slots of the row with the most of them."""
+        """Most slots of any row."""
         cluster.start(self.device.type)
         self.strategy: Strategy = strategy
         if strategy in ("auto", "workers"):
             self.strategy = "sequential" if self.device.type == "cpu" else "stacked"
         self.reason = f"in {cluster.actors} actors of a cluster"
         self._open: dict[int, int] = {}
-        """By actor: the generation that has this population."""
+        """By actor: the generation that holds this population."""
         self._asked: list[_Request] = []
-        """What made the rows what they are, since they were built."""
+        """Requests since the rows were built."""
         self._last: tuple[Signals, Tensor, RuleView] | None = None
         self._share_out()
 
@@ -106,14 +106,14 @@ class RayPopulation(PopulationRows):
         rows: int | Sequence[int] | None = None,
         data: Sequence[TaskData] | None = None,
     ) -> None:
-        """Have rows of other tasks from the next reset on, as `Population.assign` does."""
+        """Change the tasks of the rows at the next reset, as `Population.assign` does."""
         self._roll.assign(tasks, rows, data)
         self.roster, self.num_slots = self._roll.roster, self._roll.num_slots
         self._forget_rows()
         self._share_out()
 
     def reset(self, row_seeds: Sequence[int] | None = None) -> Signals:
-        """Build every row afresh, train and validate the first epoch."""
+        """Build every row, then train and validate the first epoch."""
         if row_seeds is not None:
             self._roll.row_seeds = self._roll.checked_seeds(row_seeds)
         self._forget_rows()
@@ -121,7 +121,7 @@ class RayPopulation(PopulationRows):
         return self._live("reset", [([seeds[row] for row in part],) for part in self._parts])
 
     def step(self, actions: Actions) -> Signals:
-        """Carry out one action per row and live through the epoch that follows."""
+        """Carry out one action per row, then train and measure one epoch."""
         self._seen()
         chosen = {head: value.cpu() for head, value in actions.items()}
         if len(decode_actions(chosen).op) != self.rows:
@@ -130,19 +130,19 @@ class RayPopulation(PopulationRows):
         return self._live("step", [(pack({ACTIONS: table[part]}),) for part in self._parts])
 
     def signals(self) -> Signals:
-        """Return what controllers see now."""
+        """Return the current signals."""
         return self._seen()[0]
 
     def panics(self) -> Tensor:
-        """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
+        """Return int64 [R], a `Panic`: why the governor rolled a row back in the last epoch."""
         return self._seen()[1]
 
     def view(self) -> RuleView:
-        """Return what legality depends on, for all rows."""
+        """Return the inputs of the legality rules, for all rows."""
         return self._seen()[2]
 
     def results_on(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Return float64 [R], twice: scores in points and losses on a whole split."""
+        """Return scores in points and losses on a whole split, each float64 [R]."""
         self._seen()
         found = self._ask(_Request("results_on", [(split,)] * len(self._parts)))
         scores, losses = (torch.cat([each[i] for each in found])[self._order] for i in (0, 1))
@@ -168,7 +168,7 @@ class RayPopulation(PopulationRows):
         }
 
     def restore(self, saved: dict[str, Any]) -> Signals:
-        """Go back to a snapshot of a population made the same way, wherever its rows lived."""
+        """Restore a snapshot of a population with the same settings, in a cluster or not."""
         self._roll.refuse_foreign(saved)
         self._roll.seed = saved["seed"]
         self._roll.row_seeds = self._roll.checked_seeds(saved["row_seeds"])
@@ -186,8 +186,8 @@ class RayPopulation(PopulationRows):
         )
 
     def close(self) -> None:
-        """Let the actors forget the rows."""
-        # One that has none of them has nothing to forget; a cluster that has ended has no actors.
+        """Remove the rows from the actors."""
+        # An actor without these rows has nothing to remove; a cluster that has ended has no actors.
         for actor in range(min(len(self._parts), self._cluster.actors)):
             self._cluster.ask(actor, "close", self._number)
         self._open = {}
@@ -196,21 +196,21 @@ class RayPopulation(PopulationRows):
     # ------------------------------------------------------------------------------------ internals
 
     def _share_out(self) -> None:
-        """Choose which rows every actor has."""
+        """Deal the rows out to the actors."""
         counts = [self.task_of_row.count(index) for index in range(len(self.tasks))]
         self._parts = deal_rows(counts, self._cluster.actors)
         dealt = [row for part in self._parts for row in part]
         self._order = sorted(range(len(dealt)), key=dealt.__getitem__)
-        """Where each row stands when the answers are put side by side."""
+        """Index of each row in the concatenated answers."""
         self._open = {}
 
     def _live(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Signals:
-        """Ask for an epoch of all rows, and take what is seen of them."""
+        """Request an epoch of all rows, and store the signals."""
         request = _Request(method, arguments)
         try:
             answers: list[Lived] = self._ask(request)
         except BaseException:
-            # Some actors may have done it and others not.
+            # Some actors may have carried it out and others not.
             self._forget_rows()
             raise
         self._asked.append(request)
@@ -226,7 +226,7 @@ class RayPopulation(PopulationRows):
         return self._last[0]
 
     def _ask(self, request: _Request) -> list[Any]:
-        """Return what every actor with rows answers; what one that is lost had is played again."""
+        """Return the answers of all actors with rows; rows of a lost actor are replayed."""
         answers: dict[int, Any] = {}
         losses = [0] * len(self._parts)
         while len(answers) < len(self._parts):
@@ -249,7 +249,7 @@ class RayPopulation(PopulationRows):
         return [answers[actor] for actor in range(len(self._parts))]
 
     def _submit(self, actor: int, request: _Request) -> list[Any]:
-        """Ask an actor, with all that came before where it does not have the rows."""
+        """Send a request to an actor, preceded by all earlier ones if it lacks the rows."""
         if self._open.get(actor) == self._cluster.generation(actor):
             return [self._call(actor, request)]
         return [
@@ -261,7 +261,7 @@ class RayPopulation(PopulationRows):
         return self._cluster.ask(actor, request.method, self._number, *request.arguments[actor])
 
     def _wanted(self, actor: int) -> RowsWanted:
-        """Return what an actor has to know of its rows."""
+        """Return the description of an actor's rows."""
         owners = [self.task_of_row[row] for row in self._parts[actor]]
         own = sorted(set(owners))
         conditions = [self.conditions[index] for index in own]
@@ -284,7 +284,7 @@ class RayPopulation(PopulationRows):
         self._last = None
 
     def _seen(self) -> tuple[Signals, Tensor, RuleView]:
-        """Return what the last epoch left to see: signals, panics and what legality depends on."""
+        """Return signals, panics and legality inputs of the last epoch."""
         if self._last is None:
             raise UsageError("the population has no rows yet; call reset() first")
         return self._last
@@ -294,14 +294,14 @@ def deal_rows(counts: Sequence[int], actors: int) -> list[list[int]]:
     """Return the rows of every actor that has any, in ascending order.
 
     Args:
-        counts: rows of every task, which stand one after another.
-        actors: how many share them; each has about as many rows of every task as the others.
+        counts: number of rows of every task, in order.
+        actors: number of actors; each gets about the same number of rows of every task.
     """
     parts: list[list[int]] = [[] for _ in range(actors)]
     start = 0
     for count in counts:
         share, more = divmod(count, actors)
-        # What is left over goes to those with the fewest rows so far.
+        # The remainder goes to actors with the fewest rows so far.
         lightest = sorted(range(actors), key=lambda actor: len(parts[actor]))[:more]
         for actor, part in enumerate(parts):
             stop = start + share + (actor in lightest)
@@ -310,7 +310,7 @@ def deal_rows(counts: Sequence[int], actors: int) -> list[list[int]]:
     return [part for part in parts if part]
 
 
-# - Rows shared out among the actors of a Ray cluster: one actor is one device with its populations
+# - Dealing rows to the actors of a Ray cluster; an actor is one device with its populations
 
 
 AnyPopulation = Population | RayPopulation

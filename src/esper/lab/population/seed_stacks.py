@@ -1,8 +1,8 @@
 """The seeds of a stacked engine: one stack of parameters per slot and blueprint, one for gates.
 
-`StackedEngine` keeps one `SeedStacks` for its rows. It follows the lifecycle state (`sync`), says
-where every row's seed is (`kinds`, `entries`), and hands out what runs at each slot in training
-(`slot_forwards`); `validation` makes its own choice of the same stacks.
+`StackedEngine` keeps one `SeedStacks` for its rows. It follows the lifecycle state (`sync`), knows
+the position of every row's seed (`kinds`, `entries`), and returns the modules that run at each slot
+in training (`slot_forwards`). `validation` selects its own entries of the same stacks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GATE = -1
 """Kind of a slot's stack of gates; the kind of a stack of seeds is their blueprint id."""
 
 ABSENT = -2
-"""Kind or entry of a row that has no seed or gate, and row of an entry that is unused."""
+"""Kind or entry of a row without a seed or gate, and row of an unused entry."""
 
 IS_BLENDED = np.isin(np.arange(max(SeedStage) + 1), BLENDED_STAGES)
 """By the value of a stage: whether the seed's output reaches the host's."""
@@ -55,13 +55,13 @@ class SeedStack:
     module: nn.Module
     parameters: ParameterStack
     filler: dict[str, Tensor]
-    """Parameters for unused entries: those of some seed of the kind."""
+    """Parameters of unused entries: those of any seed of the kind."""
     rows: list[int]
     """The row of every entry, ABSENT where it is unused."""
     peak: int = 0
-    """Most entries that were in use at once since the stacks were made or renewed."""
+    """Largest number of entries in use since the stacks were made or renewed."""
     last_peak: int = 0
-    """The same before they were renewed."""
+    """The same before the last renewal."""
 
     @property
     def count(self) -> int:
@@ -69,12 +69,12 @@ class SeedStack:
         return len(self.rows) - self.rows.count(ABSENT)
 
     def whole(self) -> StackedModule:
-        """Return the module that runs every entry, in order."""
+        """Return the module that runs all entries, in order."""
         return StackedModule(self.parameters, None, self.module, len(self.rows))
 
 
 class SeedStacks:
-    """Parameters of all rows' seeds, in agreement with the lifecycle state."""
+    """Parameters of all rows' seeds, kept in line with the lifecycle state."""
 
     def __init__(
         self,
@@ -108,12 +108,12 @@ class SeedStacks:
         self.entries = np.zeros_like(self.kinds)
         """[R, S], its entry in the stack of that kind."""
         self.gate_entries = np.full_like(self.kinds, ABSENT)
-        """[R, S], the entry of its gate in the stack of gates, ABSENT where there is none."""
+        """[R, S], the entry of its gate in the stack of gates, ABSENT without one."""
         self._forwards: dict[int, SlotForward] = {}
         self._forwards_version = -1
         self.germinations = [0] * len(keys)
         self.layout_version = 0
-        """Counts additions and removals of entries: a graph captured at another version is void."""
+        """Counts changes of entries; a graph captured at another version is invalid."""
 
     @property
     def stacks(self) -> list[SeedStack]:
@@ -129,9 +129,9 @@ class SeedStacks:
         return [stack for stack in self.stacks if stack.slot == slot and stack.kind != GATE]
 
     def renew(self, keys: Sequence[int]) -> None:
-        """Forget all seeds; `keys` name the random streams of as many other rows.
+        """Remove all seeds; `keys` name the random streams of the new rows.
 
-        Where entries cost little they stay, as many as were needed of late, for the next seeds.
+        Cheap entries are kept for the next seeds, as many as were needed recently.
         """
         self._keys = list(keys)
         self.kinds.fill(ABSENT)
@@ -149,7 +149,7 @@ class SeedStacks:
                 self._resize(stack, entries)
 
     def sync(self, state: SlotState) -> None:
-        """Draw new seeds and free those that are gone; gates follow the algorithm."""
+        """Draw new seeds, free removed ones, and add or remove gates by blending algorithm."""
         present = state.has_module.numpy()
         wanted = np.where(present, state.blueprint.numpy(), ABSENT)
         gated = present & (state.algorithm.numpy() == int(AlphaAlgorithm.GATE))
@@ -181,9 +181,9 @@ class SeedStacks:
         return torch.from_numpy(result)
 
     def slot_forwards(self, state: SlotState) -> SlotForwards:
-        """Return what runs at every slot in training: all entries of all stacks.
+        """Return the modules that run at every slot in training: all entries of all stacks.
 
-        Until the layout changes these are the same objects with other numbers in them.
+        Until the layout changes, these are the same objects with other values.
         """
         if self._forwards_version != self.layout_version:
             self._forwards, self._forwards_version = {}, self.layout_version
@@ -234,7 +234,7 @@ class SeedStacks:
         return forward
 
     def read(self, row: int) -> tuple[dict[int, dict[str, Tensor]], dict[int, Moments]]:
-        """Return parameters of a row's seeds by slot, and what is remembered of them."""
+        """Return the parameters of a row's seeds by slot, and their optimizer state."""
         values: dict[int, dict[str, Tensor]] = {}
         moments: dict[int, Moments] = {}
         for slot in range(len(self._slots)):
@@ -245,7 +245,7 @@ class SeedStacks:
         return values, moments
 
     def read_at_rest(self, row: int, wanted: Sequence[bool]) -> dict[int, dict[str, Tensor]]:
-        """Return parameters of a row's seeds at the slots that are wanted."""
+        """Return the parameters of a row's seeds at the given slots."""
         values: dict[int, dict[str, Tensor]] = {}
         for slot in (slot for slot, is_wanted in enumerate(wanted) if is_wanted):
             for parameters, entry, prefix in self._parameters_of(row, slot):
@@ -254,7 +254,7 @@ class SeedStacks:
         return values
 
     def _parameters_of(self, row: int, slot: int) -> Iterator[tuple[ParameterStack, int, str]]:
-        """Yield (parameters, entry, prefix) of a row's seed and of its gate, where it has them."""
+        """Yield (parameters, entry, prefix) of a row's seed and of its gate, if any."""
         held, gate = int(self.kinds[row, slot]), int(self.gate_entries[row, slot])
         if held != ABSENT:
             yield self._stacks[slot, held].parameters, int(self.entries[row, slot]), _SEED
@@ -262,7 +262,7 @@ class SeedStacks:
             yield self._stacks[slot, GATE].parameters, gate, _GATE
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
-        """Replace a row's seeds by saved ones."""
+        """Replace a row's seeds with saved ones."""
         for slot in range(len(self._slots)):
             if self.kinds[row, slot] != ABSENT:
                 self._remove(row, slot, int(self.kinds[row, slot]))
@@ -337,14 +337,14 @@ class SeedStacks:
         (self.gate_entries if kind == GATE else self.kinds)[row, slot] = ABSENT
 
     def _record_entry(self, stack: SeedStack, row: int, entry: int) -> None:
-        """Remember where a row's seed or gate is."""
+        """Record the entry of a row's seed or gate."""
         if stack.kind == GATE:
             self.gate_entries[row, stack.slot] = entry
         else:
             self.kinds[row, stack.slot], self.entries[row, stack.slot] = stack.kind, entry
 
     def _shrink(self, *, has_changed: bool) -> None:
-        """Give up unused entries where the capacity says it is time."""
+        """Remove unused entries of stacks that `capacity` calls oversized."""
         wanted = {
             key: self._capacity.entries(self._slots[stack.slot], stack.count) if stack.count else 0
             for key, stack in self._stacks.items()
@@ -359,7 +359,7 @@ class SeedStacks:
                 self.layout_version += 1
 
     def _resize(self, stack: SeedStack, entries: int) -> None:
-        """Give a stack this many entries; those in use come first."""
+        """Change the number of entries of a stack; those in use come first."""
         in_use = [entry for entry, row in enumerate(stack.rows) if row != ABSENT]
         stack.parameters.resize(in_use, entries, stack.filler)
         rows = [stack.rows[entry] for entry in in_use]

@@ -1,4 +1,4 @@
-"""The sequential strategy: one `Garden` after another. Slow, plain, and the semantics."""
+"""The sequential strategy: one `Garden` after another, the reference for all others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from esper.utils.randomness import drawing
 
 
 class SequentialEngine:
-    """Rows one after another, each an ordinary garden with an ordinary optimizer."""
+    """Trains rows one after another, each an ordinary garden with an ordinary optimizer."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class SequentialEngine:
         config: GardenConfig,
         use_bf16: bool = False,
     ) -> None:
-        """Wrap every host in a garden of its own."""
+        """Wrap every host in a garden."""
         self.slots = slots
         self.is_stacked = False
         self._conditions = list(conditions)
@@ -56,7 +56,7 @@ class SequentialEngine:
             self._trainees.append(self._make_trainee(host, condition, config.replace(seed=key)))
         self.host_params = self._trainees[0].garden.count_host_parameters()
         self.row_seconds = [0.0] * len(self._keys)
-        """Processor time that each row took to train and to be evaluated last."""
+        """CPU seconds of each row's last training and evaluation."""
         self._at_rest = [False] * len(self._keys)
         self._judges: dict[int, tuple[Condition, BatchEvaluator]] = {}
 
@@ -65,7 +65,7 @@ class SequentialEngine:
         task, data = condition.task, condition.data
         example = data.batch("val", data.subset[:2])[0]
         example = example.to(self._dtype) if example.is_floating_point() else example
-        # All hosts are of one making: what was found in the first holds for the others.
+        # All hosts have the same architecture: slots found in the first hold for the others.
         places: SlotNames | Placed = {slot.name: slot.path for slot in self.slots}
         if self._trainees:
             places = self._trainees[0].garden.placed
@@ -84,12 +84,12 @@ class SequentialEngine:
         return [trainee.garden for trainee in self._trainees]
 
     def sync(self, state: SlotState) -> Tensor:
-        """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
+        """Build, free and update seeds to match the state; return their sizes, int64 [R, S]."""
         gardens = enumerate(self._gardens)
         return torch.cat([garden.sync(state.select([row])) for row, garden in gardens])
 
     def train(self, portions: Sequence[Portion]) -> Pending[EpochResult]:
-        """Train one epoch of every row that is not at rest, one row after another."""
+        """Train one epoch of every row that does not rest, one row after another."""
         losses = []
         training = RowTraining.of(
             [condition.task.config for condition in self._conditions],
@@ -136,38 +136,38 @@ class SequentialEngine:
         return torch.stack(scores)
 
     def usual_plans(self) -> list[Tensor]:
-        """Return the configurations that an epoch is followed by; none of a row at rest."""
+        """Return the configurations to evaluate after an epoch; none for a row that rests."""
         return [
             plan_ablations(participating(garden.state)[0].tolist())[: 0 if is_at_rest else None]
             for garden, is_at_rest in zip(self._gardens, self._at_rest, strict=True)
         ]
 
     def read(self, row: int) -> RowWeights:
-        """Return copies of everything this engine knows about a row."""
+        """Return copies of the whole state of a row."""
         return read_weights(self._trainees[row].garden, self._trainees[row].optimizer)
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
-        """Return copies of some rows without moments, with those of their `seeds`, bool [R, S]."""
+        """Return copies of some rows without optimizer state, with these `seeds`, bool [R, S]."""
         return [self.read(row).at_rest(seeds[row].tolist()) for row in rows]
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
-        """Replace a row; `state` [1, S] says what lives in its slots."""
+        """Replace a row; `state` [1, S] is the state of its slots."""
         trainee = self._trainees[row]
         write_weights(trainee.garden, trainee.optimizer, weights, state)
 
     def adopt(
         self, row: int, key: int, condition: Condition, weights: RowWeights, state: SlotState
     ) -> None:
-        """Put another network in the place of a row: its weights, its life, all it trains under."""
+        """Replace a row by another network with its weights, state and condition."""
         self._keys[row], self._conditions[row] = key, condition
         self._trainees[row].garden.seedbed.run_seed = key
         self.write(row, weights, state)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to free."""
 
     def _judge(self, row: int) -> BatchEvaluator:
-        """Return what evaluates a row; rows with the same data have the same one."""
+        """Return the evaluator of a row; rows with the same data share one."""
         condition = self._conditions[row]
         if id(condition) not in self._judges:
             samples = _FixedSamples(condition.data, "val", self._dtype)
@@ -176,7 +176,7 @@ class SequentialEngine:
         return self._judges[id(condition)][1]
 
     def _prepare_row(self, row: int, training: RowTraining) -> None:
-        """Let a row learn as it should in this epoch."""
+        """Set the learning rates of a row for this epoch."""
         trainee = self._trainees[row]
         trainee.set_rates(float(training.rates[row]), training.seed_rates[row].tolist())
         trainee.max_grad_norm = float(training.clips[row])
@@ -209,7 +209,7 @@ class SequentialEngine:
 
 
 class _FixedSamples:
-    """The samples by which rows are judged, in batches of the engine's precision."""
+    """The validation samples, in batches of the engine's precision."""
 
     def __init__(self, data: TaskData, split: Split, dtype: torch.dtype) -> None:
         self._data, self._split, self._dtype = data, split, dtype
@@ -224,10 +224,10 @@ class _FixedSamples:
 
 @contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Within the block, run on the CPU with one thread, as worker processes do.
+    """Within the block, use one CPU thread, as worker processes do.
 
-    The last bits of a sum depend on how many threads share it; a row must not depend on where it
-    runs, and networks as small as these gain nothing from more threads.
+    The last bits of a sum depend on the number of threads, and a row must not depend on where it
+    runs. Networks this small gain nothing from more threads.
     """
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:
@@ -243,7 +243,7 @@ def one_thread(device: torch.device) -> Iterator[None]:
 def make_sequential(
     conditions: Sequence[Condition], keys: Sequence[int], config: PopulationConfig
 ) -> SequentialEngine:
-    """Return the plain engine for rows of one architecture."""
+    """Return the sequential engine for rows of one architecture."""
     hosts = build_hosts(conditions, keys, config)
     garden = GardenConfig(lifecycle=config.lifecycle, training_mode=config.training_mode)
     return SequentialEngine(
@@ -259,7 +259,7 @@ def make_sequential(
 def build_hosts(
     conditions: Sequence[Condition], keys: Sequence[int], config: PopulationConfig
 ) -> list[nn.Module]:
-    """Return a fresh host for every row, its weights drawn from the row's own stream."""
+    """Return a new host for every row, with weights from the row's random stream."""
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     return [
         condition.task.build_host(key).to(dtype)
@@ -268,7 +268,7 @@ def build_hosts(
 
 
 def find_slots(host: nn.Module, task: Task, config: PopulationConfig) -> tuple[SlotSpec, ...]:
-    """Return what flows at every slot of a task's host."""
+    """Return the specification of every slot of a task's host."""
     example = task.example_input()
     if example.is_floating_point() and config.precision == "float64":
         example = example.double()

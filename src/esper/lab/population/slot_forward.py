@@ -1,4 +1,4 @@
-"""What runs at a slot of a stacked host: the seeds of all rows, blended into their activations.
+"""Runs the seeds of all rows at a slot of a stacked host, and blends their outputs.
 
 The seeds of one blueprint at one slot are entries of one stack of parameters; `SlotIndex` says
 which entry belongs to which row. Entries are ordered by blueprint: the seeds of one blueprint run
@@ -29,12 +29,12 @@ from esper.utils.process import to_device, write_to
 Integers = NDArray[np.int64]
 
 EMPTY, ISOLATED, BLENDED = 0, 1, 2
-"""What an entry holds: nothing, a seed that learns apart, a seed whose output is blended in."""
+"""States of an entry: empty, a seed in isolation, a seed that is blended in."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotIndexArrays:
-    """The numbers of a `SlotIndex` on the CPU."""
+    """The values of a `SlotIndex` on the CPU."""
 
     row_of_entry: Integers
     entry_of_row: Integers
@@ -50,34 +50,34 @@ class SlotIndexArrays:
 class SlotIndex:
     """Tensors on the device for n entries, k gates and R stacked rows.
 
-    Entries stay where they are while a CUDA graph captured on them is in use, and some are unused:
-    seeds come and go by changing these numbers in place.
+    While a captured CUDA graph is in use, entries keep their addresses, and some are unused. Seeds
+    are added and removed by changing these values in place.
     """
 
     row_of_entry: Tensor
-    """int64 [n]; any row where the entry is empty."""
+    """int64 [n]; any row if the entry is empty."""
     entry_of_row: Tensor
-    """int64 [R], -1 where a row has none."""
+    """int64 [R], -1 for a row without one."""
     state: Tensor
     """int64 [n], EMPTY, ISOLATED or BLENDED."""
     algorithm: Tensor
-    """int64 [n], how it is blended, an `AlphaAlgorithm`."""
+    """int64 [n], an `AlphaAlgorithm`."""
     gate_of_entry: Tensor
-    """int64 [n], -1 where an entry has none."""
+    """int64 [n], -1 for an entry without one."""
     entry_of_gate: Tensor
-    """int64 [k], -1 where a gate is unused."""
+    """int64 [k], -1 for an unused gate."""
     row_of_gate: Tensor
-    """int64 [k]; any row where the gate is unused."""
+    """int64 [k]; any row if the gate is unused."""
     alpha: Tensor
-    """float64 [n], 1 where isolated."""
+    """float64 [n], 1 in isolation."""
 
     @classmethod
     def from_arrays(cls, arrays: SlotIndexArrays, device: torch.device) -> SlotIndex:
-        """Put numbers on a device."""
+        """Copy the values to a device."""
         return cls(*(to_device(torch.from_numpy(each), device) for each in _values(arrays)))
 
     def copy_(self, arrays: SlotIndexArrays) -> None:
-        """Take over other numbers in place."""
+        """Copy other values in place."""
         for mine, each in zip(_values(self), _values(arrays), strict=True):
             write_to(mine, torch.from_numpy(each))
 
@@ -88,18 +88,18 @@ def _values(numbers: SlotIndex | SlotIndexArrays) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class StackedModule:
-    """The entries of a slot with the same kind of module, run as one."""
+    """The entries of a slot with the same kind of module, run together."""
 
     parameters: ParameterStack
     entries: Tensor | None
-    """int64 [k], which entries of the stack; None when they are the whole stack in order."""
+    """int64 [k], entries of the stack; None for the whole stack in order."""
     module: nn.Module
-    """Used for its forward alone."""
+    """Only its `forward` is used."""
     count: int
     """Number of entries."""
 
     def run(self, x: Tensor, dim: int) -> Tensor:
-        """Run k sets of parameters on k activations, which lie along dimension `dim`."""
+        """Run k sets of parameters on k activations, which are along dimension `dim`."""
         leaves = self.parameters.leaves
         if not leaves:
             result: Tensor = self.module(x.flatten(0, 1))
@@ -110,7 +110,7 @@ class StackedModule:
         return out
 
     def run_flat(self, x: Tensor) -> Tensor:
-        """Run on activations whose rows and memory are in the order kernels want."""
+        """Run on activations in the memory layout of the kernels."""
         return _flat_rows(self.run(_image(x), 0)).to(x.dtype)
 
     def _one(self, parameters: dict[str, Tensor], activation: Tensor) -> Tensor:
@@ -126,20 +126,20 @@ class SlotForward:
     modules: tuple[StackedModule, ...]
     gates: StackedModule | None
     streams: CudaStreams
-    """Where the modules run: beside one another where that pays."""
+    """Streams of the modules, which run in parallel if that is faster."""
 
     def run(self, h: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Return the activations behind the slot and the dimension of the rows, 0 or 1.
+        """Return the activations after the slot and the dimension of the rows, 0 or 1.
 
-        Convolutions leave rows beside channels, as dimension 1. They stay there: moving them would
-        copy every activation.
+        Convolutions put rows next to channels, as dimension 1. They stay there, because moving them
+        would copy every activation.
         """
         if has_kernels(h):
             return self._run_kernels(h.movedim(dim, 0)), 0
         index = self.index
         here = h.index_select(dim, index.row_of_entry)
         isolated = _along(index.state == ISOLATED, here, dim)
-        # Nothing comes back from a seed that learns apart, nor from an unused entry.
+        # The output of an isolated seed or of an unused entry has no effect.
         x = torch.where(_along(index.state == BLENDED, here, dim), here, here.detach())
         inputs = x.split([module.count for module in self.modules], dim)
         outputs = [module.run(own, dim) for module, own in zip(self.modules, inputs, strict=True)]
@@ -156,7 +156,7 @@ class SlotForward:
             return None
         index = self.index
         at_gates = x.index_select(dim, index.entry_of_gate.clamp(min=0))
-        # Nothing comes back from an unused gate, whatever its weights are.
+        # An unused gate has no effect.
         is_used = _along(index.entry_of_gate >= 0, at_gates, dim)
         opened = self.gates.run(torch.where(is_used, at_gates, at_gates.detach()), dim)
         every = opened.index_select(dim, index.gate_of_entry.clamp(min=0))
@@ -180,15 +180,15 @@ class SlotForward:
 
 
 SlotForwards = tuple[SlotForward | None, ...]
-"""What runs at every slot; None where no row has a seed."""
+"""The seeds at every slot; None if no row has one."""
 
 
 class _SlotInVmap(LeavesVmap):
-    """Leaves `vmap` at a slot: the rows become one dimension again, and autograd follows."""
+    """Leaves `vmap` at a slot: rows become an ordinary dimension; autograd works as usual."""
 
     @staticmethod
     def forward(h: Tensor, row: Tensor, slot: int, forwards: SlotForwards) -> Tensor:
-        """Refuse: outside of vmap there is no row dimension to find."""
+        """Raise: outside of vmap there is no row dimension."""
         raise RuntimeError("a stacked slot runs only inside the population's vmap")
 
     @staticmethod
@@ -200,7 +200,7 @@ class _SlotInVmap(LeavesVmap):
         slot: int,
         forwards: SlotForwards,
     ) -> tuple[Tensor, int]:
-        """Run the seeds of all rows and say where the rows are."""
+        """Run the seeds of all rows; return the outputs and the dimension of the rows."""
         h, dim = rows_leading(h, in_dims[0], info.batch_size)
         forward = forwards[slot]
         return (h, dim) if forward is None else forward.run(h, dim)
@@ -209,14 +209,14 @@ class _SlotInVmap(LeavesVmap):
 def apply_slot(h: Tensor, row: Tensor, slot: int, forwards: SlotForwards) -> Tensor:
     """Run the seeds of a slot from inside the stacked host.
 
-    `row` is any number of this row: the activation itself may be the same for all rows, where
-    they share their inputs and nothing has worked on them yet.
+    `row` is any value that differs by row: the activation itself may be the same for all rows, as
+    long as they share their inputs.
     """
     return apply_function(_SlotInVmap, h, row, slot, forwards)
 
 
 class _KeepIsolated(torch.autograd.Function):
-    """Isolated rows keep the host's value while host and seed get its gradient; others blend."""
+    """An isolated row keeps the host's value; host and seed get its gradient. Others blend."""
 
     @staticmethod
     def forward(h: Tensor, mixed: Tensor, isolated: Tensor) -> Tensor:
@@ -237,15 +237,15 @@ def _keep_isolated(h: Tensor, mixed: Tensor, isolated: Tensor) -> Tensor:
 
 
 def _along(values: Tensor, x: Tensor, dim: int) -> Tensor:
-    """Return one value per row in a shape that broadcasts against `x`."""
+    """Reshape one value per row so that it broadcasts against `x`."""
     return values.reshape(*([1] * dim), -1, *([1] * (x.dim() - 1 - dim)))
 
 
 def _flat_rows(x: Tensor) -> Tensor:
-    """Return activations [n, B, ...] in the order kernels want: channels of images innermost."""
+    """Return activations [n, B, ...] in the kernels' layout: channels of images last."""
     return (x.movedim(2, -1) if x.dim() == 5 else x).contiguous()
 
 
 def _image(x: Tensor) -> Tensor:
-    """Return what modules expect: channels of images in front of height and width."""
+    """Return the modules' layout: channels of images before height and width."""
     return x.movedim(-1, 2) if x.dim() == 5 else x

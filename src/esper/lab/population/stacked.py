@@ -2,7 +2,7 @@
 
 The host runs once under `vmap` over the stacked parameters of all rows; at every slot a forward
 hook runs the rows' seeds (`slot_forward`). `train_step` is one optimizer step, `validation` the
-passes over validation data; on CUDA both are captured in graphs (`device`).
+passes over validation data. On CUDA both are captured in graphs (`engine`).
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _STREAMS = 8
 
 
 _WORTH_LEAVING_OUT = 0.75
-"""Share of the rows in a step from which on those that are done are left out of it."""
+"""If at most this share of a step's rows goes on, the finished rows are left out of it."""
 
 _PLANNED_SAMPLES = 2**24
-"""Most samples of all rows whose order is drawn at once."""
+"""Largest number of samples, over all rows, whose order is drawn at once."""
 
 
 class Phase(NamedTuple):
-    """The rows that a training step runs, until some have taken all steps of their epoch."""
+    """The rows of a training step, until some of them have finished their epoch."""
 
     rows: Tensor | None
     """int64, on the device; None for all in order."""
     forwards: SlotForwards
-    """What runs at every slot."""
+    """The seeds at every slot."""
     replay: GraphReplay | None
-    """Replays the step, where steps are captured."""
+    """Replays the captured step; None if steps are not captured."""
 
 
 class StackedEngine:
@@ -70,16 +70,16 @@ class StackedEngine:
         use_graphs: bool = True,
         turn: int = 0,
     ) -> None:
-        """Stack the hosts; each is used once, the first also as the shape of them all.
+        """Stack the hosts; the first one is also used as the module that runs all of them.
 
         Args:
             hosts: the networks of the rows.
-            slots: what flows at every slot of theirs.
-            conditions: what each row trains under.
+            slots: specification of every slot.
+            conditions: condition of each row.
             keys: names of the rows' random streams.
             use_bf16: run hosts and seeds in BF16.
             use_graphs: capture steps on a device.
-            turn: how many other stacks of the population have their turn before this one.
+            turn: number of stacks of the population that run before this one.
         """
         self._stream = StackStream(conditions[0].data.device, turn)
         with self._stream.use():
@@ -103,7 +103,7 @@ class StackedEngine:
         first = dict(hosts[0].named_parameters())
         some = next(iter(first.values()))
         self._device, self._dtype = conditions[0].data.device, some.dtype
-        # In BF16 every activation is: autocast would keep norms, and all that follows, in FP32.
+        # All activations are BF16: autocast would keep norms, and all later layers, in FP32.
         self._compute = torch.bfloat16 if use_bf16 else self._dtype
         frozen = [name for name, parameter in first.items() if not parameter.requires_grad]
         shapes = {name: parameter.shape for name, parameter in first.items()}
@@ -118,11 +118,11 @@ class StackedEngine:
         self._batch = BatchBuffers(self._compute, self._device)
         self._state: SlotState | None = None
         self._phase = Phase(None, (), None)
-        """What runs in a training step."""
+        """The current phase of training."""
         self._selections: dict[int, tuple[SelectedRows, GraphReplay | None]] = {}
-        """Some rows of the stack, by the number of their positions."""
+        """Selections of rows, by their number of positions."""
         self._active_forwards: SlotForwards | None = None
-        """What the hooks run, while the host is run."""
+        """The seeds that the hooks run during a pass of the host."""
         self._row: Tensor | None = None
         self._step: TrainStep | None = None
         install_vmap_rules(self._template.to(self._device, self._compute))
@@ -166,16 +166,16 @@ class StackedEngine:
 
     @property
     def captures(self) -> int:
-        """How many step graphs were captured so far."""
+        """Number of step graphs captured so far."""
         return 0 if self._replay is None else self._replay.captures
 
     def renew(
         self, hosts: Sequence[nn.Module], conditions: Sequence[Condition], keys: Sequence[int]
     ) -> None:
-        """Begin again with as many other hosts of the same architecture, each used once.
+        """Replace the rows by as many new hosts of the same architecture.
 
-        Memory, and what was captured to work on it, is kept as far as it can be: the conditions of
-        rows are numbers in it.
+        Memory and captured graphs are kept if possible, because the conditions of rows are values
+        in memory.
         """
         assert len(hosts) == len(self._keys), "a stack is renewed row by row"
         with self._stream.use():
@@ -186,20 +186,20 @@ class StackedEngine:
         self._state = None
 
     def _take_rows(self, conditions: Sequence[Condition], keys: Sequence[int]) -> None:
-        """Take over what rows train under."""
+        """Store the conditions of the rows."""
         self._conditions, self._keys = list(conditions), list(keys)
         data = [condition.data for condition in conditions]
         self._samples = RowSamples(data, keys)
 
     def sync(self, state: SlotState) -> Tensor:
-        """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
+        """Build, free and update seeds to match the state; return their sizes, int64 [R, S]."""
         self._state = state
         with self._stream.use():
             self._seed_stacks.sync(state)
             return self._seed_stacks.sizes(state)
 
     def train(self, portions: Sequence[Portion]) -> Pending[EpochResult]:
-        """Train one epoch of every row that is not at rest, or let a device begin to."""
+        """Train one epoch of every row that does not rest; on a device this is queued."""
         with self._stream.use(is_awaited=False):
             return self._train(portions)
 
@@ -251,7 +251,7 @@ class StackedEngine:
         return lambda: EpochResult(mean(), *self._summarise(*norms()))
 
     def _leave_out(self, going: NDArray[np.bool_]) -> None:
-        """Run fewer rows from here on, if few enough go on, bool [R], that this pays."""
+        """Leave out finished rows if few enough are `going`, bool [R]."""
         assert self._state is not None
         now = len(self._keys) if self._phase.rows is None else len(self._phase.rows)
         count = int(going.sum())
@@ -279,7 +279,7 @@ class StackedEngine:
         self._phase = Phase(selected.rows, selected.forwards, replay)
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Evaluate every configuration of every row, as many at a time as a pass should hold."""
+        """Evaluate every configuration of every row, in passes of limited size."""
         assert self._state is not None, "sync comes before measure"
         self._template.eval()
         with self._stream.use(), torch.no_grad(), stacked_attention():
@@ -293,7 +293,7 @@ class StackedEngine:
             return self._validation.score(split, self._state)
 
     def read(self, row: int) -> RowWeights:
-        """Return copies of everything this engine knows about a row."""
+        """Return copies of the whole state of a row."""
         with self._stream.use():
             host, moments = self._hosts.read(row)
             seeds, seed_moments = self._seed_stacks.read(row)
@@ -302,7 +302,7 @@ class StackedEngine:
         )
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
-        """Return copies of some rows without moments, with those of their `seeds`, bool [R, S]."""
+        """Return copies of some rows without optimizer state, with these `seeds`, bool [R, S]."""
         with self._stream.use():
             hosts = self._hosts.read_at_rest(rows)
             return [
@@ -317,13 +317,13 @@ class StackedEngine:
             ]
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
-        """Replace a row; `state` [1, S] says what lives in its slots."""
+        """Replace a row; `state` [1, S] is the state of its slots."""
         with self._stream.use():
             self._hosts.write(row, weights.host, weights.host_moments)
             self._seed_stacks.write(row, weights, state)
 
     def close(self) -> None:
-        """Nothing is held but memory."""
+        """There is nothing to free but memory."""
 
     def forward(self, leaves: dict[str, Tensor], x: Tensor, x_dim: int | None) -> Tensor:
         """Run every row's host on its inputs, or all on the same inputs (x_dim None)."""
@@ -338,7 +338,7 @@ class StackedEngine:
         return out
 
     def _prepare_step(self, state: SlotState, training: RowTraining) -> TrainStep:
-        """Return the step for this epoch: the one captured before, while the layout is the same."""
+        """Return the step for this epoch; the captured one if the layout has not changed."""
         if self._step is None or self._step.layout_version != self._seed_stacks.layout_version:
             self._step = TrainStep(self._hosts, self._seed_stacks, self._losses)
             if self._replay is not None:
@@ -353,7 +353,7 @@ class StackedEngine:
     def _forward_with_seeds(
         self, leaves: dict[str, Tensor], forwards: SlotForwards, x: Tensor
     ) -> Tensor:
-        """Run hosts with seeds on inputs that all share."""
+        """Run hosts with seeds on shared inputs."""
         self._active_forwards = forwards
         outputs = self.forward(leaves, x, None)
         self._active_forwards = None
@@ -379,7 +379,7 @@ class StackedEngine:
         return run_slot
 
     def _summarise(self, host: Tensor, seeds: list[Tensor]) -> tuple[GradientSample, Tensor]:
-        """Turn the norms of gradients into a sample per row and slot."""
+        """Convert gradient norms into one sample per row and slot."""
         assert self._state is not None
         assert self._step is not None
         sample, sampled = empty_sample(len(self._keys), len(self.slots))
@@ -414,14 +414,14 @@ class StackedEngine:
 
 @dataclass(frozen=True, slots=True)
 class SeedGroup:
-    """Rows whose seeds at a slot are alike: blueprint, gate or none, learning or not."""
+    """Rows whose seeds at a slot have the same blueprint, gate and training state."""
 
     slot: int
     kind: int
     rows: Integers
     entries: Integers
     gate_entries: Integers | None
-    """Entries of their gates; None where they have none."""
+    """Entries of their gates; None without gates."""
     size: int
     """Parameters of a seed with its gate."""
     is_learning: bool
@@ -430,7 +430,7 @@ class SeedGroup:
 def group_seeds(
     seed_stacks: SeedStacks, state: SlotState, stages: Sequence[int]
 ) -> Iterator[SeedGroup]:
-    """Yield the seeds that are in one of these stages, those that are alike together."""
+    """Yield the seeds in one of these stages as groups of equal kind."""
     wanted = np.isin(state.stage.numpy(), stages)
     widths = {(stack.slot, stack.kind): stack.parameters.width for stack in seed_stacks.stacks}
     for stack in seed_stacks.stacks:
@@ -455,9 +455,9 @@ def group_seeds(
 
 
 def _norms_of(group: SeedGroup, norms: Mapping[tuple[int, int], Reals]) -> Reals:
-    """Return [seeds, tensors]: the norms of a group's seeds and of their gates."""
+    """Return [seeds, tensors]: gradient norms of a group's seeds and gates."""
     nothing = np.zeros((len(group.rows), 0))
-    # A frozen seed has no gradient at all: nothing has vanished there.
+    # A frozen seed has no gradient; that is not a vanished gradient.
     if not group.is_learning:
         return nothing
     both = ((group.kind, group.entries), (GATE, group.gate_entries))

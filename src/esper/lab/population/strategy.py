@@ -1,4 +1,4 @@
-"""Choosing how rows run, and building the engines that run them."""
+"""Chooses how rows run, and builds their engines."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from esper.lab.tasks.dataset import TaskData
 from esper.lab.tasks.task import Task, get_task
 from esper.leyline.errors import UsageError, warn
 
-# - How many rows a stack has: as many as are asked for at most, and as its memory is sure to hold
+# - The number of rows of a stack: limited by the setting and by the memory
 
 
 _COPIES = 4.0
-"""Bytes of a training step for every byte of the host's activations, half of the slots in use."""
+"""Memory of a training step as a multiple of the host's activations, with half of the slots in use.
+"""
 
 _SHARE = 0.6
-"""Share of a device's memory for training; validation and everything that stays have the rest."""
+"""Share of a device's memory for training; the rest is for validation and permanent tensors."""
 
 
 def most_rows_of(task: Task, config: PopulationConfig, device: torch.device) -> int:
-    """Return how many rows of a task one stack has at most."""
+    """Return the largest number of rows of a task in one stack."""
     if device.type != "cuda":
         return config.rows_per_stack
     memory = torch.cuda.get_device_properties(device).total_memory
@@ -45,7 +46,7 @@ def most_rows_of(task: Task, config: PopulationConfig, device: torch.device) -> 
 
 
 def rows_that_memory_holds(task: Task, config: PopulationConfig, memory: int) -> int:
-    """Return for how many rows the bytes of a device suffice; one in any case."""
+    """Return the number of rows that fit into a device's memory, at least one."""
     itemsize = 2 if config.use_bf16 else 8 if config.precision == "float64" else 4
     activations = count_activations(task.build_host(0), task.example_input(1))
     row = _COPIES * activations * task.config.batch_size * itemsize
@@ -53,7 +54,7 @@ def rows_that_memory_holds(task: Task, config: PopulationConfig, memory: int) ->
 
 
 def count_activations(host: nn.Module, example: Tensor) -> int:
-    """Return how many values the modules of a host put out for one sample."""
+    """Return the number of values in the outputs of a host's modules for one sample."""
     total = 0
 
     def count(path: str, module: nn.Module, args: object, output: object) -> None:
@@ -73,7 +74,7 @@ _STRATEGIES = ("auto", "sequential", "stacked", "workers")
 
 
 _SAMPLES_WORTH_PROCESSES = 200_000
-"""Training samples of an episode that take longer than starting processes for them."""
+"""Training samples of an episode from which starting processes pays."""
 
 
 def pick_strategy(
@@ -85,13 +86,13 @@ def pick_strategy(
     samples: int,
     has_processes: bool = False,
 ) -> tuple[Strategy, str]:
-    """Return the strategy to use and why.
+    """Return the strategy to use, and the reason.
 
     Args:
-        asked: what the caller wants.
+        asked: the caller's choice.
         device: where the rows run.
         config: settings shared by all rows.
-        rows: how many there are.
+        rows: number of rows.
         samples: training samples of all rows in one episode.
         has_processes: whether worker processes run already.
     """
@@ -121,7 +122,7 @@ def pick_strategy(
 
 
 def count_processes(config: PopulationConfig, rows: int) -> int:
-    """Return how many processes share some rows in the workers strategy."""
+    """Return the number of processes for some rows in the workers strategy."""
     return min(config.workers or usable_cores(), rows)
 
 
@@ -137,13 +138,13 @@ def make_engines(
     """Yield (rows, engine) for rows of one architecture, in order.
 
     Args:
-        conditions: what each row trains under.
+        conditions: condition of each row.
         keys: names of the rows' random streams.
         strategy: how they run.
         config: settings shared by all rows.
-        client: processes that know the conditions, for workers.
-        take_stack: hands out a stack of that many rows of the architecture, which begins again.
-        first_turn: how many other stacks have their turn before these.
+        client: worker processes with the conditions loaded, for the workers strategy.
+        take_stack: returns an unused stack with that many rows of the architecture.
+        first_turn: number of stacks that run before these.
     """
     rows = list(range(len(keys)))
     if strategy == "workers":
@@ -178,7 +179,7 @@ def make_engines(
 
 
 def stacking_problem(task: Task, config: PopulationConfig) -> str | None:
-    """Return why a task's rows cannot be stacked, or None when they can."""
+    """Return why a task's rows cannot be stacked; None if they can."""
     if config.training_mode == "shadow":
         return "the shadow pass is not stacked"
     hosts = [task.build_host(key) for key in range(2)]
@@ -195,7 +196,7 @@ def stacking_problem(task: Task, config: PopulationConfig) -> str | None:
 
 
 def find_tasks(tasks: str | Task | Sequence[str | Task], horizon: int | None) -> list[Task]:
-    """Return tasks by name or as they are, with another horizon where there is one."""
+    """Return tasks, looked up by name, with another horizon if one is given."""
     named = [tasks] if isinstance(tasks, str | Task) else list(tasks)
     made = [get_task(each) if isinstance(each, str) else each for each in named]
     if horizon is None:
@@ -207,7 +208,7 @@ def find_tasks(tasks: str | Task | Sequence[str | Task], horizon: int | None) ->
 def place_data(
     tasks: Sequence[Task], data: Sequence[TaskData], device: torch.device
 ) -> list[TaskData]:
-    """Return data that was given for every task on the device; sources stay shared."""
+    """Return the given data of every task on the device; sources stay shared."""
     if len(data) != len(tasks):
         raise UsageError(f"{len(tasks)} tasks need as many data sets, got {len(data)}")
     sources = {id(each.splits): each.splits for each in data}
@@ -219,7 +220,7 @@ def place_data(
 
 
 def share_out(rows: int | Sequence[int], tasks: int) -> list[int]:
-    """Return how many rows every task gets: as asked for, or all alike and the first ones more."""
+    """Return the number of rows of every task: as given, or about the same for all."""
     counts = (
         list(rows)
         if not isinstance(rows, int)

@@ -1,4 +1,4 @@
-"""The rows of one stack, and what several groups of them say put together."""
+"""Groups of rows on one engine, and functions that merge the results of several groups."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from esper.leyline.signals import Signals
 from esper.leyline.slots import BlueprintKind
 from esper.leyline.stages import AlphaMode, SeedStage
 
-# ---- Snapshots of rows as plain trees: put together, taken apart, compared
+# ---- Snapshots of rows as plain trees: join, take, compare
 
 
 def join_rows(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put snapshots together, one after another."""
+    """Concatenate snapshots."""
     return {name: _join([part[name] for part in parts]) for name in parts[0]}
 
 
 def take_rows(saved: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Return the snapshot of some of its rows."""
+    """Return the snapshot of some rows."""
     return {
         name: take_rows(value, start, stop) if isinstance(value, Mapping) else value[start:stop]
         for name, value in saved.items()
@@ -48,7 +48,7 @@ def take_rows(saved: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]
 
 
 def first_difference(one: Any, other: Any, name: str = "") -> tuple[str, str] | None:
-    """Return how two plain trees differ first, as "name value" of each; None when they do not."""
+    """Return the first difference of two plain trees, as "name value" of each; None if equal."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in [*one, *(key for key in other if key not in one)]:
             inner = f"{name}.{key}" if name else str(key)
@@ -83,8 +83,8 @@ class TaskGroup(RowGroup):
     """Rows of one architecture on one engine.
 
     Args:
-        architecture: what the rows agree in.
-        conditions: what each row trains under.
+        architecture: key that the rows share.
+        conditions: condition of each row.
         keys: names of the rows' random streams.
         engine: trains the rows.
         config: the settings of the population.
@@ -110,7 +110,7 @@ class TaskGroup(RowGroup):
             table=SlotTable(
                 condition_costs(conditions, engine),
                 config.lifecycle,
-                # Hosts of tasks train as a whole.
+                # All parameters of a task's host are trained.
                 immediate_table(
                     [(slot.topology, False) for slot in engine.slots],
                     config.lifecycle.immediate,
@@ -126,7 +126,7 @@ class TaskGroup(RowGroup):
 
 
 def _each(conditions: Sequence[Condition], value: Callable[[Condition], float]) -> Tensor:
-    """Return [R]: what is to be said of the condition of every row; of each it is asked once."""
+    """Return [R]: a value of every row's condition, computed once per condition."""
     known = {id(condition): value(condition) for condition in conditions}
     return torch.tensor([known[id(condition)] for condition in conditions])
 
@@ -145,7 +145,7 @@ def condition_costs(conditions: Sequence[Condition], engine: PopulationEngine) -
 
 
 def condition_facts(conditions: Sequence[Condition]) -> RowFacts:
-    """Return what is known beforehand of rows under these conditions."""
+    """Return the facts about the tasks of rows under these conditions."""
     each = partial(_each, conditions)
     return row_facts(
         len(conditions),
@@ -162,7 +162,7 @@ def condition_facts(conditions: Sequence[Condition]) -> RowFacts:
 
 
 def condition_rates(conditions: Sequence[Condition]) -> RateTable:
-    """Return the learning rates of rows; where a schedule has ended, its last holds on."""
+    """Return the learning rates of rows; after the end of a schedule its last rate stays."""
     epochs = max(condition.horizon for condition in conditions)
     configs = {id(condition): condition.task.config for condition in conditions}
     known = {
@@ -179,7 +179,7 @@ _NONE = ("stage", "blueprint", "alpha_mode", "algorithm", "slot_topology")
 _NEVER = ("epochs_in_stage", "age", "counterfactual_age")
 _UNKNOWN = ("contribution", "contribution_se", "contribution_velocity")
 _ABSENT = {**dict.fromkeys((*_NONE, *_NEVER), -1), **dict.fromkeys(_UNKNOWN, torch.nan)}
-"""What a slot that a row does not have looks like; every other field is 0 or False."""
+"""Values of the fields at a slot that a row lacks; other fields are 0 or False."""
 
 _HISTORIES = ("loss_history", "score_history")
 """The fields with a second dimension that is not the slots."""
@@ -206,7 +206,7 @@ def merge_signals(parts: Sequence[Signals], slots: int, order: Tensor) -> Signal
 
 
 def merge_views(parts: Sequence[RuleView], slots: int, order: Tensor) -> RuleView:
-    """Return what legality depends on for all rows, in the order that `merge_signals` has."""
+    """Return the inputs of the legality rules for all rows, in the order of `merge_signals`."""
 
     def joined(name: str, value: int | bool) -> Tensor:
         return torch.cat([_pad(getattr(part, name), slots, value) for part in parts])[order]
@@ -222,7 +222,7 @@ def merge_views(parts: Sequence[RuleView], slots: int, order: Tensor) -> RuleVie
 
 
 def _pad(tensor: Tensor, width: int, value: float) -> Tensor:
-    """Widen the last dimension with a value."""
+    """Pad the last dimension with a value."""
     missing = width - tensor.shape[-1]
     if missing == 0:
         return tensor
@@ -230,16 +230,16 @@ def _pad(tensor: Tensor, width: int, value: float) -> Tensor:
     return torch.cat([tensor, filler.to(tensor.device)], -1)
 
 
-# ---- What every population has, here or in a cluster: its roster, and what follows from it
+# ---- The common base of populations in this process and in a cluster
 
 
 class PopulationRows(ABC):
-    """Rows of evolving networks, wherever they live."""
+    """Rows of growing networks, in this process or in a cluster."""
 
     config: PopulationConfig
     """Settings shared by all rows."""
     roster: Roster
-    """Which rows there are, and what each trains under."""
+    """The rows and their conditions."""
 
     @property
     def rows(self) -> int:
@@ -248,7 +248,7 @@ class PopulationRows(ABC):
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks that rows belong to, in their order."""
+        """The tasks of the rows, in order."""
         return [condition.task for condition in self.conditions]
 
     @property
@@ -258,7 +258,7 @@ class PopulationRows(ABC):
 
     @property
     def task_of_row(self) -> tuple[int, ...]:
-        """Which of the tasks each row belongs to."""
+        """Index of every row's task."""
         return self.roster.task_of_row
 
     @staticmethod
@@ -273,16 +273,16 @@ class PopulationRows(ABC):
 
     @abstractmethod
     def view(self) -> RuleView:
-        """Return what legality depends on, for all rows."""
+        """Return the inputs of the legality rules, for all rows."""
 
     def masks(self) -> Masks:
-        """Return what is legal now."""
+        """Return the masks of legal actions."""
         return build_masks(self.view(), self.config.lifecycle.effective_rules)
 
     @abstractmethod
     def results_on(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Return float64 [R], twice: scores in points and losses on a whole split."""
+        """Return scores in points and losses on a whole split, each float64 [R]."""
 
     def test_scores(self) -> Tensor:
-        """Return float64 [R]: every row's score on the untouched test split, in points."""
+        """Return float64 [R]: every row's score on the test split, in points."""
         return self.results_on("test")[0]

@@ -1,8 +1,7 @@
 """One optimizer step of all rows: forward, backward, clipping and SGD or AdamW over every stack.
 
-Everything a step reads or writes stays where it is from batch to batch and from epoch to epoch, as
-long as no stack gets more entries or fewer; so `StackedEngine` can capture a step in a CUDA graph
-once and replay it.
+All tensors of a step keep their addresses over batches and epochs, as long as no stack changes its
+number of entries. So `StackedEngine` can capture a step in a CUDA graph once and replay it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OwnerTraining:
-    """How every owner learns: tensors [owners] of their parameters' precision, kept in place."""
+    """Optimizer settings of every owner: tensors [owners] at fixed addresses."""
 
     rates: Tensor
     decays: Tensor
@@ -42,41 +41,41 @@ class OwnerTraining:
     clips: Tensor
     """Norm to which a gradient is clipped; 0 is off."""
     first: Tensor
-    """What AdamW multiplies its mean of gradients by, which began at zero; for SGD nobody reads."""
+    """Bias correction of AdamW's mean of gradients; not used by SGD."""
     second: Tensor
-    """The same for the root of its mean of squares."""
+    """Bias correction of the root of its mean of squares."""
 
     @classmethod
     def zeros(cls, owners: int, like: Tensor) -> OwnerTraining:
-        """Return memory for some owners."""
+        """Return zeros for some owners."""
         return cls(*(like.new_zeros(owners) for _ in range(6)))
 
     def of(self, owners: slice) -> OwnerTraining:
-        """Return that of some owners, as columns [n, 1]."""
+        """Return the settings of some owners, as columns [n, 1]."""
         return OwnerTraining(
             *(getattr(self, name)[owners][:, None] for name in OwnerTraining.__slots__)
         )
 
     def correct(self, steps: Tensor) -> None:
-        """Make up for moments that began at zero so many steps ago, int64 [owners]."""
-        # In double precision: in single, 1 - 0.999 has four digits. Who has taken no step yet does
-        # not learn, and is spared an infinity.
+        """Set the bias corrections after so many steps, int64 [owners]."""
+        # In double precision: in single, 1 - 0.999 has four digits. The minimum of one step avoids
+        # an infinity for owners that do not train yet.
         taken = steps.clamp(min=1).to(torch.float64)
         self.first.copy_(1 / (1 - self.momenta.to(torch.float64) ** taken))
         self.second.copy_((1 - torch.full_like(taken, SECOND_BETA) ** taken).rsqrt())
 
 
 def clip_coefficient(square_norm: Tensor, max_norm: Tensor) -> Tensor:
-    """Return the factor [n] that brings each network's gradient to at most its norm; 0 is off."""
+    """Return the factor [n] that clips each network's gradient to its norm; 0 is off."""
     factor = (max_norm / (square_norm.sqrt() + 1e-6)).clamp(max=1.0)
     return torch.where(max_norm > 0, factor, torch.ones_like(factor))
 
 
 @torch.no_grad()
 def move(stack: ParameterStack, gradient: Tensor, active: Tensor, how: OwnerTraining) -> None:
-    """Move what is `active` ([n, 1] or [n, width]) by one step; the rest stays as it is.
+    """Take one optimizer step where `active` ([n, 1] or [n, width]) is True.
 
-    `how` has columns [n, 1]. A stack that keeps squares takes a step of AdamW, any other of SGD.
+    `how` has columns [n, 1]. A stack that keeps squares uses AdamW, any other SGD.
     """
     if stack.squares is None:
         _sgd(stack, gradient, active, how)
@@ -86,7 +85,7 @@ def move(stack: ParameterStack, gradient: Tensor, active: Tensor, how: OwnerTrai
 
 def _sgd(stack: ParameterStack, gradient: Tensor, active: Tensor, how: OwnerTraining) -> None:
     gradient = gradient + how.decays * stack.flat
-    # `where`, not a product: zero times NaN would spoil a network that has no momentum.
+    # `where`, not a product: zero times NaN would be NaN in a network without momentum.
     carried = torch.where(how.momenta > 0, how.momenta * stack.momentum, 0.0)
     velocity = carried + gradient
     _put(stack.momentum, velocity, active)
@@ -117,10 +116,10 @@ Losses = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class RowTraining:
-    """How every row learns in an epoch: float64 [R]."""
+    """Optimizer settings of every row in an epoch: float64 [R]."""
 
     learns: NDArray[np.bool_]
-    """bool [R], whether it does: after its horizon a row rests, and nothing of it moves."""
+    """bool [R], whether it trains; after its horizon a row rests and does not change."""
     rates: Reals
     """Learning rate of the host."""
     decays: Reals
@@ -140,7 +139,7 @@ class RowTraining:
         horizons: Sequence[int],
         learned: Sequence[Sequence[int]],
     ) -> RowTraining:
-        """Return what settings mean in these epochs; `learned` [R, S] is how long seeds have."""
+        """Return the settings in these epochs; `learned` [R, S] counts the seeds' epochs."""
         rates = list(map(epoch_rates, settings, epochs, horizons, learned))
         return cls(
             learns=np.array(epochs) <= np.array(horizons),
@@ -153,7 +152,7 @@ class RowTraining:
 
 
 class TrainStep:
-    """Steps of hosts and of their seeds, for the layout that the stacks of seeds have now."""
+    """Optimizer steps of hosts and seeds, for the current layout of the stacks."""
 
     def __init__(
         self,
@@ -161,7 +160,7 @@ class TrainStep:
         seed_stacks: SeedStacks,
         losses: Losses,
     ) -> None:
-        """Take in every stack; `losses` runs them. Stacks that keep squares learn by AdamW."""
+        """Use these stacks; `losses` runs them. Stacks that keep squares use AdamW."""
         self._seed_stacks = seed_stacks
         self._losses = losses
         self.layout_version = seed_stacks.layout_version
@@ -175,7 +174,7 @@ class TrainStep:
         self._training = OwnerTraining.zeros(owners, hosts.flat)
         self._counts_steps = hosts.squares is not None
         self._steps = torch.cat([stack.steps for stack in self._parameters])
-        # One tensor that stacks share, so that all owners' steps are counted by one addition.
+        # All stacks share one tensor, so that one addition counts the steps of all owners.
         for stack, steps in zip(self._parameters, self._steps.split(sizes), strict=True):
             stack.steps = steps
         self._partner = torch.full((owners,), -1, dtype=torch.int64, device=device)
@@ -185,12 +184,12 @@ class TrainStep:
         self._optimizer: Optimizer | None = None
         self._piece_spots: Integers = np.zeros(0, dtype=np.int64)
         self.loss = torch.zeros(len(hosts), dtype=torch.float32, device=device)
-        """Mean loss of every row in the last step that it took part in."""
+        """Mean loss of every row in its last step."""
         self._row_of: Integers = np.arange(owners)
         self._learning: Integers = np.ones(owners, dtype=np.int64)
 
     def begin(self, state: SlotState, rows: RowTraining) -> None:
-        """Take over which seeds learn in this epoch, how they do, and whose gate is whose."""
+        """Set which seeds train in this epoch, their settings, and the pairs of seeds and gates."""
         numbers = {id(stack): number for number, stack in enumerate(self.stacks, start=1)}
         active = np.ones(self._first[-1], dtype=np.int64)
         partner = np.full(self._first[-1], -1, dtype=np.int64)
@@ -225,18 +224,18 @@ class TrainStep:
 
     @property
     def learns(self) -> Tensor:
-        """Bool [R], on the device: the rows that learn now."""
+        """Bool [R], on the device: the rows that train now."""
         return self._active[self._entries(0)] > 0
 
     def rest(self, rows: NDArray[np.bool_]) -> None:
-        """Let these rows, bool [R], and their seeds stay as they are until the next epoch."""
+        """Stop training these rows, bool [R], and their seeds until the next epoch."""
         self._learning = np.where(rows[self._row_of], 0, self._learning)
         write_to(self._active, torch.from_numpy(self._learning))
 
     def run(self, x: Tensor, y: Tensor, rows: Tensor | None = None) -> None:
         """Take one step on these inputs and targets of all rows, or of some, int64.
 
-        What is left out must be at rest.
+        Rows that are left out must rest.
         """
         leaves = [list(stack.leaves.values()) for stack in self._parameters]
         learning = [leaf for each in leaves for leaf in each if leaf.requires_grad]
@@ -260,10 +259,10 @@ class TrainStep:
             self._update(leaves, found)
 
     def keep_gradients(self) -> Pending[tuple[Tensor, list[Tensor]]]:
-        """Return how large the gradients of the last step were, whatever steps come after it.
+        """Return the gradient norms of the last step, safe from later steps.
 
-        They are those before clipping: float64 [R], norms of the hosts' gradients, and for every
-        stack float64 [entries, tensors], norms of all tensors that the loss reaches.
+        They are measured before clipping: float64 [R] for the hosts, and float64 [entries, tensors]
+        for every stack, for all tensors that get a gradient.
         """
         if self._optimizer is not None:
             squares = to_host(self._optimizer.squares)
@@ -273,7 +272,7 @@ class TrainStep:
     def join_gradients(
         self, kept: Mapping[int, Pending[tuple[Tensor, list[Tensor]]]], wanted: Integers
     ) -> Pending[tuple[Tensor, list[Tensor]]]:
-        """Return what `keep_gradients` returned after the step that each row, int64 [R], wants."""
+        """Return each row's norms from `keep_gradients` after its own step `wanted`, int64 [R]."""
         if len(kept) == 1:
             return next(iter(kept.values()))
         of_owner = torch.from_numpy(wanted[self._row_of])
@@ -298,7 +297,7 @@ class TrainStep:
     # -- in PyTorch ----------------------------------------------------------------------------
 
     def _update(self, leaves: Sequence[list[Tensor]], found: Sequence[list[Tensor | None]]) -> None:
-        """Clip each row's host and each of its seeds (with its gate) apart, then step."""
+        """Clip each host and each seed (with its gate) separately, then step."""
         own = torch.cat([gradient.square().sum(1) for gradient in self._gradients])
         both = own + own.index_select(0, self._partner.clamp(min=0))
         squares = torch.where(self._partner >= 0, both, own)
@@ -307,7 +306,7 @@ class TrainStep:
             entries = self._entries(number)
             gradient, active = self._gradients[number], learns[entries]
             clips = self._training.clips[entries]
-            # What no gradient reaches stays as it is, without decay, as in `torch.optim`.
+            # A tensor without a gradient does not change, not even by decay, as in `torch.optim`.
             reached = reached_columns(leaves[number], found[number])
             active = active if reached is None else active & reached
             gradient = gradient * clip_coefficient(squares[entries], clips)[:, None]
@@ -315,7 +314,7 @@ class TrainStep:
             stack.refresh()
 
     def _store_gradients(self, gradients: list[Tensor]) -> None:
-        """Write gradients where those before were: a replay runs no Python to say where."""
+        """Write gradients to the same addresses, because a replay runs no Python code."""
         if not self._gradients:
             self._gradients = gradients
             return
@@ -346,7 +345,7 @@ class TrainStep:
             torch.zeros_like(leaf) if grad is None else grad
             for stack, each, reached in zip(self._parameters, found, self._reached, strict=True)
             for leaf, grad, is_reached in zip(stack.leaves.values(), each, reached, strict=True)
-            # Of some rows alone, a step may leave out all seeds of a kind.
+            # A step of some rows may have no seeds of a kind.
             if is_reached
         ]
         whole = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -366,7 +365,7 @@ class TrainStep:
         self._piece_spots = self._find_piece_spots(self._optimizer)
 
     def _find_piece_spots(self, optimizer: Optimizer) -> Integers:
-        """Return where every piece belongs: stack by stack, entry by entry, tensor by tensor."""
+        """Return the addresses of all pieces, by stack, entry and tensor."""
         tensors = np.array([sum(reached) for reached in self._reached])
         sizes = np.diff(self._first) * tensors
         first_spot, first_tensor = np.cumsum(sizes) - sizes, np.cumsum(tensors) - tensors
@@ -389,7 +388,7 @@ class TrainStep:
 
 
 def learning_entries(stack: SeedStack, state: SlotState) -> NDArray[np.bool_]:
-    """Return bool [entries]: the parameters of which seeds move in this epoch."""
+    """Return bool [entries]: the seeds whose parameters train in this epoch."""
     rows = np.array(stack.rows, dtype=np.int64)
     stage, alpha = state.stage.numpy()[:, stack.slot], state.alpha.numpy()[:, stack.slot]
     moving = IS_BLENDED[stage] & (alpha > 0)

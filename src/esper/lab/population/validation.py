@@ -1,11 +1,10 @@
-"""Passes over validation data: every stacked row in every configuration it is asked for.
+"""Validation passes: every stacked row in all requested configurations of its seeds.
 
-`StackedEngine` measures by a `ValidationPass`. A pass has positions: a row in one configuration of
-its seeds. A seed takes part at several of them or at none, and it is never quite the same from one
-pass to the next. `SelectedRows` says which rows and seeds take part, in memory that stays in
-place: where positions and entries cost little there are spare ones, so that a captured pass serves
-until something does not fit. Training uses it too, where some rows of a stack take more steps than
-others.
+`StackedEngine` measures with a `ValidationPass`. A position of a pass is a row in one configuration
+of its seeds, so a seed may be in use at several positions or at none. The positions differ from
+pass to pass. `SelectedRows` holds them at fixed addresses. If positions and entries are cheap, it
+has spare ones, so that a captured pass stays valid longer. Training uses it too, when some rows of
+a stack take more steps than others.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ Key = tuple[int, int]
 """Slot and kind of a stack: a blueprint id, or GATE."""
 
 _FADING = 0.97
-"""What is left, after each pass, of how many were needed once."""
+"""Decay, per pass, of the remembered number of positions and entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveSeeds:
-    """The seeds that take part in a pass at one slot, ordered by kind, entry and position."""
+    """The active seeds of a pass at one slot, ordered by kind, entry and position."""
 
     positions: Integers
     state: Integers
@@ -61,19 +60,19 @@ class ActiveSeeds:
     algorithm: Integers
     alpha: NDArray[np.float64]
     gated: Integers
-    """Which of them have a gate, in the order of their gates."""
+    """Indices of those with a gate, in the order of their gates."""
     gate_entries: Integers
     """The entries of these gates."""
 
     def count(self, slot: int) -> dict[Key, int]:
-        """Return how many there are of every kind."""
+        """Return the number of seeds of every kind."""
         kinds, counts = np.unique(self.kinds, return_counts=True)
         found = {(slot, kind): n for kind, n in zip(kinds.tolist(), counts.tolist(), strict=True)}
         return found | ({(slot, GATE): len(self.gated)} if len(self.gated) else {})
 
 
 class SelectedRows:
-    """The positions of a pass and the seeds at every slot; `select` says which they are."""
+    """The positions of a pass and the seeds at every slot, set by `select`."""
 
     def __init__(
         self,
@@ -85,19 +84,19 @@ class SelectedRows:
         *,
         for_training: bool = False,
     ) -> None:
-        """Choose from the seeds of all rows; `capacity` says how many spares there are.
+        """Prepare to select from the seeds of all rows; `capacity` sets the number of spares.
 
-        Seeds that learn in isolation take part `for_training` alone.
+        Seeds in isolation are active only if `for_training`.
         """
         self._for_training = for_training
         self._seed_stacks, self._slots, self._capacity = seed_stacks, tuple(slots), capacity
         self._device, self._streams = device, streams
         self.rows = torch.zeros(0, dtype=torch.int64, device=device)
-        """int64, the row of every position; any where it is spare."""
+        """int64, the row of every position; any row for a spare one."""
         self.forwards: SlotForwards = (None,) * len(self._slots)
-        """What runs at every slot."""
+        """The seeds at every slot."""
         self.layout_version = 0
-        """Counts new layouts of memory: a pass captured at another version is void."""
+        """Counts new layouts of memory; a pass captured at another version is invalid."""
         self._seeds_version = -1
         self._entries: dict[Key, int] = {}
         self._peaks: dict[Key, float] = {}
@@ -110,10 +109,10 @@ class SelectedRows:
         state: SlotState,
         spare: Integers | None = None,
     ) -> None:
-        """Take rows [n], each as often as it comes; `on` [n, S] says which of its seeds take part.
+        """Select rows [n], which may repeat; `on` [n, S] says which of their seeds are active.
 
-        A seed that is not blended takes no part in any case, other than for training. Positions
-        that are not needed have the rows `spare`, the first row by default.
+        A seed that is not blended is active only in training. Spare positions have the rows
+        `spare`, by default the first row.
         """
         active = [
             find_active_seeds(
@@ -139,13 +138,13 @@ class SelectedRows:
             self._fill_slot(slot, each)
 
     def _remember(self, positions: int, needed: dict[Key, int]) -> None:
-        """Take note of how much is needed; what was needed long ago fades."""
+        """Record the numbers needed; older numbers decay."""
         self._most_positions = max(positions, _FADING * self._most_positions)
         for key in self._peaks.keys() | needed.keys():
             self._peaks[key] = max(needed.get(key, 0), _FADING * self._peaks.get(key, 0.0))
 
     def _fits(self, positions: int, needed: dict[Key, int]) -> bool:
-        """Return whether there are positions and entries enough as things are."""
+        """Return whether there are enough positions and entries."""
         is_current = self._seeds_version == self._seed_stacks.layout_version
         if not self._capacity.has_spares or not is_current:
             return False
@@ -154,7 +153,7 @@ class SelectedRows:
         )
 
     def _lay_out(self, positions: int, needed: dict[Key, int]) -> None:
-        """Allocate what is needed, and what may soon be."""
+        """Allocate the needed positions and entries, and spare ones."""
         if self._capacity.has_spares:
             positions = self._capacity.positions(max(positions, round(self._most_positions)))
             wanted = {
@@ -177,7 +176,7 @@ class SelectedRows:
         self.layout_version += 1
 
     def _fill_slot(self, slot: int, active: ActiveSeeds) -> None:
-        """Give the seeds of a slot their entries."""
+        """Assign entries to the seeds of a slot."""
         kinds = sorted(kind for where, kind in self._entries if where == slot and kind != GATE)
         if not kinds:
             return
@@ -215,10 +214,10 @@ class SelectedRows:
             write_to(module.entries, torch.from_numpy(at))
 
     def _padded(self, slot: int, kind: int, entries: Integers, count: int) -> Integers:
-        """Return `count` entries of a stack: these, and others for spare ones.
+        """Return `count` entries of a stack: these, and others as spares.
 
-        Nothing comes back from a spare entry but, where an activation is not finite, NaN: it must
-        not reach a seed that takes part.
+        A spare entry has no effect, except that it passes on NaN from an activation that is not
+        finite. So it must not be the entry of an active seed.
         """
         missing = count - len(entries)
         if not missing:
@@ -244,7 +243,7 @@ def find_active_seeds(
     *,
     for_training: bool = False,
 ) -> ActiveSeeds:
-    """Return the seeds of a slot that take part in a pass over these rows."""
+    """Return the active seeds of a slot in a pass over these rows."""
     stage, alpha = state.stage.numpy()[:, slot], state.alpha.numpy()[:, slot]
     blended = IS_BLENDED[stage] & (alpha > 0)
     isolated = (stage == int(SeedStage.TRAINING)) & for_training
@@ -270,7 +269,7 @@ def find_active_seeds(
 def _make_arrays(
     active: ActiveSeeds, entry: Integers, *, entries: int, gates: int, positions: int
 ) -> SlotIndexArrays:
-    """Return the numbers of a slot whose seeds have these entries, the rest being empty."""
+    """Return the arrays of a slot whose seeds have these entries; other entries are empty."""
     arrays = SlotIndexArrays(
         row_of_entry=np.zeros(entries, dtype=np.int64),
         entry_of_row=np.full(positions, -1, dtype=np.int64),
@@ -294,23 +293,22 @@ def _make_arrays(
 
 
 Run = Callable[[dict[str, Tensor], SlotForwards, Tensor], Tensor]
-"""Runs hosts with these leaves [P, ...] and seeds on inputs that all share; outputs [P, B, ...]."""
+"""Runs hosts with these leaves [P, ...] and seeds on shared inputs; outputs are [P, B, ...]."""
 
 _SAMPLES_CPU = 512
 _SAMPLES_ACCELERATOR = 131_072
 _BYTES_ACCELERATOR = 2**29
 _SHARE_ACCELERATOR = 1 / 64
-"""Samples of one pass: so many, or more while a slot's output has no more than these bytes, or than
-that share of the device's memory. To launch the kernels of a small pass takes longer than to run
-them."""
+"""Samples of one pass: this many, or more while a slot's output stays below these bytes or this
+share of the device's memory. In a small pass, launching kernels takes longer than running them."""
 
 
 class ValidationPass:
     """Evaluates stacked hosts with their seeds on the validation samples of an episode.
 
-    All rows of a pass see the same samples, so rows with other data are evaluated in other passes.
-    The samples lie in memory that stays in place: on a device a pass over small networks is
-    captured and replayed, as there its many kernels take longer to launch than to run.
+    All rows of a pass see the same samples, so rows with different data are in different passes.
+    The samples keep their address. On a device, a pass over small networks is captured and
+    replayed, because its kernels take longer to launch than to run.
     """
 
     def __init__(
@@ -326,7 +324,7 @@ class ValidationPass:
         *,
         graph_stream: StackStream | None,
     ) -> None:
-        """Make room for the samples of rows with this data; nothing is evaluated yet."""
+        """Allocate memory for the samples of rows with this data; nothing is evaluated yet."""
         self._hosts, self._run, self._objective = hosts, run, objective
         self._compute, self._device = compute, data[0].device
         on_cpu, self._count = self._device.type == "cpu", len(data[0].subset)
@@ -357,11 +355,11 @@ class ValidationPass:
 
     @property
     def forwards(self) -> SlotForwards:
-        """What took part in the last pass, by slot."""
+        """The active seeds of the last pass, by slot."""
         return self._rows.forwards
 
     def assign(self, data: Sequence[TaskData]) -> None:
-        """Evaluate rows by this data from now on."""
+        """Use this data from now on."""
         assert all(len(each.subset) == self._count for each in data), "rows are judged alike"
         self._sets, self._set_of_row = find_sets(data)
         self._loaded = None
@@ -413,9 +411,9 @@ class ValidationPass:
                 yield number, mine[first : first + self._positions_at_once]
 
     def _load(self, data: TaskData, split: Split, indices: Tensor, name: object) -> None:
-        """Put samples where passes read them, unless those of this name are there already.
+        """Load the samples for passes, unless those with this name are loaded.
 
-        Where there are fewer samples than room, the first of them fill it up.
+        If there are too few samples, the first ones are repeated.
         """
         if name is not None and self._loaded == name:
             return
@@ -433,7 +431,7 @@ class ValidationPass:
         self._loaded = name
 
     def _run_pass(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """Return loss and correct [count, M] at the first of the positions selected."""
+        """Return loss and correct [count, M] of the first selected positions."""
         if self._replay is None:
             self._evaluate()
         else:
@@ -465,9 +463,9 @@ class ValidationPass:
 
 
 def find_sets(data: Sequence[TaskData]) -> tuple[list[TaskData], Integers]:
-    """Return data with validation and test samples of its own, and int64 [R], whose each row has.
+    """Return the distinct validation and test sets, and int64 [R]: the set of each row.
 
-    What rows train on may differ among rows that are judged by the same samples.
+    Rows with the same sets may train on different samples.
     """
     sets: list[TaskData] = []
     found: dict[int, int] = {}

@@ -1,13 +1,13 @@
-"""How modules run under `vmap`: whether they can, and rules of our own where it costs extra passes.
+"""Checks whether modules run under `vmap`, and faster rules for norms, pools and convolutions.
 
-GroupNorm under `vmap` is a normalisation, a product and a sum, and it and the pools copy every
-activation to bring rows to the front. Both treat every sample alike, so here they leave `vmap` and
-work on rows and samples as one batch, in whatever order they lie; autograd follows. What stands
-behind a norm in a sequence (ReLU, a residual sum) goes with it. On a CUDA device all of these, and
-plain convolutions, are kernels of this package.
+Under `vmap`, GroupNorm takes several passes, and norms and pools copy every activation to move rows
+to the front. Both treat all samples in the same way. So here they leave `vmap` and work on rows and
+samples as one batch, in any memory order; autograd works as usual. A ReLU or a residual sum after a
+norm is fused with it. On a CUDA device all of these, and plain convolutions, are kernels of this
+package.
 
-Nothing is asked of a host or a blueprint beyond being an ordinary module: `host_problem` and
-`seed_problem` try it out, and say in one sentence why it cannot be stacked.
+Hosts and blueprints can be any module: `host_problem` and `seed_problem` run it once, and return in
+one sentence why it cannot be stacked.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from esper.leyline.slots import Symmetry, Topology
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 
 _BATCH_OF_IMAGES = 4
-"""Dimensions of the activations that kernels for images take."""
+"""Number of dimensions of activations for the image kernels."""
 
 SampleWise = Callable[[Tensor], Tensor]
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether this package's kernels work on such a tensor."""
+    """Whether the kernels of this package can process a tensor."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float32) and _can_run_kernels()
 
 
 @lru_cache(maxsize=1)
 def _can_run_kernels() -> bool:
-    """Whether the device knows BF16 and there is a compiler for it, as in PyTorch's CUDA builds."""
+    """Whether the device supports BF16 and Triton is installed."""
     return torch.cuda.get_device_capability() >= (8, 0) and find_spec("triton") is not None
 
 
 class LeavesVmap(torch.autograd.Function):
-    """Works on all rows at once in `vmap`, by operations that autograd follows by itself."""
+    """Base of functions that work on all rows at once in `vmap`, with ordinary autograd."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep nothing."""
+        """Save nothing for the backward pass."""
 
 
 class _StackedGroupNorm(LeavesVmap):
-    """Leaves `vmap` for one normalisation, with ReLU and a sum where they follow."""
+    """Leaves `vmap` for a normalisation, with a following ReLU and sum."""
 
     @staticmethod
     def forward(
@@ -116,7 +116,7 @@ class _StackedGroupNorm(LeavesVmap):
 
 
 class _StackedSampleWise(LeavesVmap):
-    """Leaves `vmap` for a function that treats every sample alike and has no parameters."""
+    """Leaves `vmap` for a function without parameters that treats samples independently."""
 
     @staticmethod
     def forward(x: Tensor, function: SampleWise) -> Tensor:
@@ -171,9 +171,9 @@ class _KernelConvolution(LeavesVmap):
 
 
 def install_vmap_rules(module: nn.Module) -> nn.Module:
-    """Make norms, pools and convolutions of a module that runs under `vmap` use the rules here.
+    """Make the norms, pools and convolutions of a module use these rules under `vmap`.
 
-    Only those of PyTorch itself: what a user made of them may do something else.
+    This concerns PyTorch's own classes only: subclasses may behave differently.
     """
     for part in module.modules():
         if type(part) is nn.GroupNorm and part.affine:
@@ -192,7 +192,7 @@ def install_vmap_rules(module: nn.Module) -> nn.Module:
 
 
 def rows_leading(x: Tensor, dim: int | None, rows: int) -> tuple[Tensor, int]:
-    """Return the activation with rows and samples as its first two dimensions, and the rows'."""
+    """Return the activation with rows and samples as first dimensions, and the rows' dimension."""
     if dim is None:
         return x.expand(rows, *x.shape), 0
     return (x, dim) if dim <= 1 else (x.movedim(dim, 0), 0)
@@ -204,7 +204,7 @@ def _first(x: Tensor, dim: int | None, rows: int) -> Tensor:
 
 
 def _per_row(value: Tensor, dim: int | None, rows: int) -> Tensor:
-    """Return one vector for every row."""
+    """Return one vector per row."""
     return (value if dim is None else value.movedim(dim, 0)).expand(rows, value.shape[-1])
 
 
@@ -215,7 +215,7 @@ def _is_plain_pool(pool: nn.MaxPool2d) -> bool:
 
 
 def _is_plain_convolution(conv: nn.Conv2d) -> bool:
-    """Whether it is one that kernels can do: square, dense or depthwise, step by step."""
+    """Whether the kernels support a convolution: square, stride 1, dense or depthwise."""
     side, padding = conv.kernel_size[0], conv.padding
     if conv.kernel_size != (side, side) or conv.stride != (1, 1) or conv.dilation != (1, 1):
         return False
@@ -253,7 +253,7 @@ def _convolve(conv: nn.Conv2d, plain: SampleWise, x: Tensor) -> Tensor:
 
 
 def _run_sequence(sequence: nn.Sequential, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Run modules one after another, a norm together with the ReLU and the sum behind it."""
+    """Run modules in order, a norm together with a following ReLU and sum."""
     parts = list(sequence)
     at = 0
     while at < len(parts):
@@ -272,7 +272,7 @@ def _run_sequence(sequence: nn.Sequential, x: Tensor, residual: Tensor | None = 
 
 
 def _run_branch(branch: ConvBranch, x: Tensor) -> Tensor:
-    """Return the activation plus the branch, the sum as part of the last kernel."""
+    """Return the activation plus the branch; the last kernel computes the sum."""
     if _is_watched(branch.branch):
         out: Tensor = x + branch.branch(x)
         return out
@@ -280,7 +280,7 @@ def _run_branch(branch: ConvBranch, x: Tensor) -> Tensor:
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Whether somebody looks at what a module gets or returns, so that it must be called."""
+    """Whether a module has hooks, so that it must be called."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -294,10 +294,10 @@ _NO_RULE_YET = (
 
 @contextmanager
 def stacked_attention() -> Iterator[None]:
-    """Within the block PyTorch does not complain about attention under `vmap`.
+    """Within the block, ignore PyTorch's warning about attention under `vmap`.
 
-    Where it has no rule for attention of many networks at once it loops over them: slower, and
-    right. Whoever runs a population can do nothing about it.
+    Without a `vmap` rule for attention PyTorch loops over the networks: slower, but correct. The
+    user cannot change this.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", _NO_RULE_YET, UserWarning)
@@ -307,7 +307,7 @@ def stacked_attention() -> Iterator[None]:
 def host_problem(
     hosts: Sequence[nn.Module], example: Tensor, *, in_bf16: bool = False
 ) -> str | None:
-    """Return why hosts of one architecture cannot be stacked, or None; two of them will do."""
+    """Return why hosts of one architecture cannot be stacked, or None; two hosts suffice."""
     return _problem(hosts, example, in_bf16, keeps_shape=False)
 
 
@@ -365,7 +365,7 @@ def _problem(
 
 
 def _try_out(modules: Sequence[nn.Module], x: Tensor, *, keeps_shape: bool) -> str | None:
-    """Run the modules as one stack, in training mode, each on inputs of its own."""
+    """Run the modules as one stack, in training mode, each on its own inputs."""
     first = modules[0].train()
     parameters = {
         name: torch.stack([each.get_parameter(name).detach() for each in modules])

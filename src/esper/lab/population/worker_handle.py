@@ -1,9 +1,9 @@
-"""What a worker process has been told: enough to bring another one to the same state.
+"""A worker process, and the journal of requests that rebuilds its state if it dies.
 
-Everything a process knows follows from the requests that changed it: rows begin at their seeds,
-and the same requests in the same order give the same numbers. So what is kept of a process that
-may die is no copy of its networks but the requests themselves, as long as something rests on them.
-A request that only asks is kept until it has been answered.
+The state of a process follows from its requests: rows start from their seeds, and the same requests
+in the same order give the same numbers. So the parent keeps no copy of the networks but the
+requests, as long as the state depends on them. A request that changes nothing is kept until it is
+answered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from esper.leyline.errors import EsperError, warn
 from esper.utils.process import STOP_SIGNALS
 
 _ASKING = frozenset({"measure", "read", "score", "close", "unload"})
-"""Requests that nothing rests on once they have been answered."""
+"""Requests that do not change a process."""
 
 _SHELF = frozenset({"load_source", "load", "unload"})
 """Requests about tasks and data; all others are about the rows of one engine."""
@@ -40,28 +40,28 @@ _SHELF = frozenset({"load_source", "load", "unload"})
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as it was sent."""
+    """A request that was sent."""
 
     serial: int
     name: str
     about: int
-    """The engine, task or source that it is about."""
+    """Number of its engine, task or source."""
     needs: frozenset[int]
-    """Tasks that rows are built from, or the source of a task."""
+    """Tasks from which it builds rows, or the source of a task."""
     packed: bytes
-    """The message; empty where memory is shared anew with every process."""
+    """The message; empty if memory has to be shared again with each new process."""
     shared: Any = None
-    """A source of data, whose memory is shared."""
+    """A source of data in shared memory."""
     forgets: frozenset[int] = frozenset()
-    """Tasks and sources that nobody will name again."""
+    """Tasks and sources that it unloads."""
 
 
 def describe(serial: int, name: str, arguments: tuple[Any, ...], packed: bytes) -> Request:
-    """Return a request as it is kept; `arguments` are those of the method in `process`."""
+    """Return a request for the journal; `arguments` are those of the method of `_Worker`."""
     needs: Iterable[int] = ()
     match name, arguments:
         case "load_source", (source, shared):
-            # Its message is good for one process and one time.
+            # Its message can be read once, by one process.
             return Request(serial, name, source, frozenset(), b"", shared=shared)
         case "unload", (conditions, sources):
             forgets = frozenset([*conditions, *sources])
@@ -76,30 +76,30 @@ def describe(serial: int, name: str, arguments: tuple[Any, ...], packed: bytes) 
 
 
 class Journal:
-    """The requests that the state of one process rests on, in their order."""
+    """The requests that the state of one process depends on, in order."""
 
     def __init__(self) -> None:
-        """Begin with a process that knows nothing."""
+        """Start with a new process."""
         self._requests: dict[int, Request] = {}
         self._unanswered: set[int] = set()
         self._unloaded: set[int] = set()
 
     def __len__(self) -> int:
-        """Return how many requests are kept."""
+        """Return the number of kept requests."""
         return len(self._requests)
 
     def note(self, request: Request) -> None:
-        """Keep a request that is about to be sent."""
+        """Add a request that is about to be sent."""
         self._requests[request.serial] = request
         self._unanswered.add(request.serial)
 
     @property
     def unloaded(self) -> list[int]:
-        """Tasks and sources that are kept only for the rows that were built from them."""
+        """Unloaded tasks and sources that are kept because rows were built from them."""
         return sorted(self._unloaded)
 
     def answered(self, serial: int) -> None:
-        """Take note that the answer to a request is here; drop what nothing rests on any more."""
+        """Mark a request as answered, and drop requests that the state no longer depends on."""
         self._unanswered.discard(serial)
         request = self._requests.get(serial)
         if request is None or request.name not in _ASKING:
@@ -116,11 +116,11 @@ class Journal:
             self._drop_unloaded()
 
     def requests(self) -> list[tuple[Request, bool]]:
-        """Return what a new process is told, with whether somebody waits for the answer."""
+        """Return the requests for a new process, each with whether an answer is awaited."""
         return [(each, each.serial in self._unanswered) for each in self._requests.values()]
 
     def _drop_unloaded(self) -> None:
-        """Drop tasks, then sources, that were unloaded and that nothing kept needs."""
+        """Drop unloaded tasks, then sources, that no kept request needs."""
         for name in ("load", "load_source"):
             needed = frozenset[int]().union(*(each.needs for each in self._requests.values()))
             self._drop(
@@ -135,39 +135,39 @@ class Journal:
             del self._requests[request.serial]
 
 
-# ---- One worker process as its parent sees it: how to talk to it, and another one when it dies
+# ---- A worker process as its parent sees it: messages, and replacement when it dies
 
 
 MOST_REPLACEMENTS = 3
-"""How often a process is replaced on the same rows: what dies so often dies of them."""
+"""Replacements of a process on the same rows; after that, the rows are the cause."""
 
 _PATIENCE_S = 5.0
 
 PARENTS_SIGNALS = STOP_SIGNALS
-"""Signals that workers leave to their parent.
+"""Signals that only the parent handles.
 
-A terminal, `timeout` and batch systems send them to all processes of a group. The parent then ends
-the step and saves it, and it needs its workers for that.
+A terminal, `timeout` and batch systems send them to all processes of a group. The parent then
+finishes and saves the step, for which it needs its workers.
 """
 
 
 class WorkerError(EsperError, RuntimeError):
-    """A worker process failed or went away."""
+    """A worker process failed or ended."""
 
 
 class WorkerHandle:
-    """A worker process, replaced where it dies; requests to it are answered in their order.
+    """A worker process, replaced if it dies; requests are answered in order.
 
     Args:
-        number: which of the pool's processes it is, for messages.
+        number: its number in the pool, for messages.
     """
 
     def __init__(self, number: int) -> None:
-        """Start the process; the answer to request 0 says that it is ready."""
+        """Start the process; its answer to request 0 means that it is ready."""
         self._number = number
         self._journal = Journal()
         self._received: dict[int, tuple[str, Any]] = {}
-        # Whoever needs both takes the lock for receiving first.
+        # Code that needs both locks takes the receiving lock first.
         self._receiving, self._sending = threading.Lock(), threading.Lock()
         self._replacements = 0
         self._has_ended = False
@@ -175,7 +175,7 @@ class WorkerHandle:
         self.process, self._connection = _start()
 
     def send(self, serial: int, name: str, arguments: tuple[Any, ...]) -> None:
-        """Send a request; that nobody is there is noticed by whoever waits for the answer."""
+        """Send a request; a dead process is noticed when the answer is awaited."""
         with self._sending:
             packed = pack_message((serial, name, arguments))
             if name == "open":  # other rows
@@ -187,7 +187,7 @@ class WorkerHandle:
                 return
 
     def receive(self, serial: int) -> tuple[str, Any]:
-        """Wait for the answer to a request: ("done", what was asked for) or ("error", why)."""
+        """Wait for the answer to a request: ("done", result) or ("error", reason)."""
         with self._receiving:
             while serial not in self._received:
                 try:
@@ -200,23 +200,23 @@ class WorkerHandle:
             return self._received.pop(serial)
 
     def ask_to_end(self) -> None:
-        """Let the process end when it has answered what it was asked."""
+        """Ask the process to end after its pending requests."""
         self._has_ended = True
         try:
             send_message(self._connection, None)
             self._connection.close()
         except (OSError, ValueError):
-            return  # it is gone already
+            return  # it has ended already
 
     def end(self) -> None:
-        """Wait for the end of the process, not for ever."""
+        """Wait for the end of the process, with a time limit."""
         self.process.join(timeout=_PATIENCE_S)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
 
     def _replace(self) -> None:
-        """Start another process in the place of one that is gone, and let it catch up."""
+        """Replace a dead process, and replay its requests."""
         while True:
             if self._has_ended:
                 raise WorkerError("the worker processes have been ended; reset the population")
@@ -245,7 +245,7 @@ class WorkerHandle:
             return
 
     def _play_again(self) -> None:
-        """Tell a new process what the one before it knew; keep the answers nobody has had yet."""
+        """Replay the journal in a new process; keep the answers that are still awaited."""
         self._keep_answer(receive_message(self._connection))  # it is ready
         told: list[tuple[bytes, bool]] = []
         for request, is_awaited in self._journal.requests():
@@ -284,11 +284,11 @@ def _start() -> tuple[BaseProcess, Connection]:
 
 @contextmanager
 def _holding_signals_back() -> Iterator[None]:
-    """Keep the parent's signals from a process that starts, until it ignores them by itself."""
+    """Block the parent's signals while a process starts, until it ignores them itself."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows has no such masks
         yield
         return
-    # The first process that is spawned starts this one before it, which then lets all signals in.
+    # The first spawn also starts the resource tracker, which would otherwise unblock all signals.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
     try:
@@ -310,19 +310,19 @@ def send_message(connection: Connection, message: Any) -> None:
 
 
 def receive_message(connection: Connection) -> Any:
-    """Return what `send_message` sent at the other end."""
+    """Receive what `send_message` sent at the other end."""
     return unpack_message(connection.recv_bytes())
 
 
 def unpack_message(packed: bytes) -> Any:
-    """Return what `pack_message` packed."""
+    """Unpack what `pack_message` returned."""
     return pickle.loads(packed)
 
 
 class _Pickler(pickle.Pickler):
-    """Writes tensors as arrays: fast, copied, and no shared memory stays open.
+    """Pickles tensors as arrays, by copy, so that no shared memory stays open.
 
-    The memory of a source of data is shared, which is arranged with one process for one time.
+    The memory of a source of data is shared; each message shares it with one process once.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -335,10 +335,10 @@ class _Pickler(pickle.Pickler):
 
 @contextmanager
 def _without_script() -> Iterator[None]:
-    """Hide the user's script for a moment.
+    """Within the block, hide the user's script.
 
-    A new process imports the script its parent was started from, in order to know its classes. A
-    script that makes a population at its top would run again in every process, without end.
+    A new process imports its parent's script to find its classes. A script that makes a population
+    at its top level would otherwise run again in every process, endlessly.
     """
     script = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")

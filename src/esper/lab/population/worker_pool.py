@@ -1,9 +1,9 @@
-"""Worker processes: one thread each, shared by all populations that need some at the same time.
+"""The pool of worker processes, shared by all populations, and the code they run.
 
-Starting a process takes seconds, so there is one pool in a program: populations lease it, and the
-last one to close ends its processes. Whoever makes populations one after another holds a lease of
-its own meanwhile (`lease_pool`). Requests to a process are answered in their order; an answer that
-comes before somebody waits for it is kept, and a process that dies is replaced (`worker_handle`).
+Each process uses one thread. Starting a process takes seconds, so a program has one pool:
+populations lease it, and the last one to close ends the processes. Code that makes one population
+after another keeps a lease in between (`lease_pool`). A process answers requests in order, early
+answers are kept, and a process that dies is replaced (`worker_handle`).
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _leasing = threading.RLock()
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # not every system says
+    except AttributeError:  # not available on every system
         return os.cpu_count() or 1
 
 
 def may_start_processes() -> bool:
-    """Return whether this process may have children: one of a `multiprocessing.Pool` may not."""
+    """Return whether this process may start children; one in a `multiprocessing.Pool` may not."""
     return not mp.current_process().daemon
 
 
 def has_pool() -> bool:
-    """Return whether there are processes to share, so that none has to be started."""
+    """Return whether a pool with processes exists."""
     pool = _pools.get(_key())
     return pool is not None and len(pool) > 1 and pool.is_usable
 
@@ -79,10 +79,10 @@ def lease_pool(count: int = 0) -> WorkerPool:
 
 
 class WorkerPool:
-    """Processes and the way to talk to them; `_Worker` has what they can be asked for."""
+    """Worker processes and their connections; `_Worker` has the requests."""
 
     def __init__(self) -> None:
-        """Start with no process at all."""
+        """Start without processes."""
         self.users = 0
         self._serial = 0
         self._is_broken = False
@@ -94,16 +94,16 @@ class WorkerPool:
 
     @property
     def is_usable(self) -> bool:
-        """Whether none was given up."""
+        """Whether all processes can be used."""
         return not self._is_broken
 
     @property
     def process_ids(self) -> list[int]:
-        """The processes, as the system knows them."""
+        """The system's ids of the processes."""
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
     def grow(self, count: int) -> None:
-        """Start processes until there are `count` of them, and wait until they are ready."""
+        """Start processes until there are `count`, and wait until they are ready."""
         first = len(self._workers)
         if count > first and not may_start_processes():
             raise StrategyError(
@@ -116,7 +116,7 @@ class WorkerPool:
             self.answer(number, 0)
 
     def release(self) -> None:
-        """Count one user less; the last one ends the processes."""
+        """Release one lease; the last one ends the processes."""
         with _leasing:
             self.users -= 1
             if self.users > 0:
@@ -126,7 +126,7 @@ class WorkerPool:
         self.end()
 
     def end(self) -> None:
-        """End the processes, whoever uses them."""
+        """End the processes, even if they are leased."""
         self._is_broken = True
         for worker in self._workers:
             worker.ask_to_end()
@@ -135,7 +135,7 @@ class WorkerPool:
         self._workers = []
 
     def next_serial(self) -> int:
-        """Return a number that nothing else has in this pool."""
+        """Return an unused number of this pool."""
         with _leasing:
             self._serial += 1
             return self._serial
@@ -158,7 +158,7 @@ class WorkerPool:
         return value
 
     def answers(self, serials: dict[int, int]) -> dict[int, Any]:
-        """Return what processes answer; take all answers in before one is a failure."""
+        """Return the answers of processes; receive all of them before raising an error."""
         found, failure = {}, None
         for number, serial in serials.items():
             try:
@@ -177,18 +177,18 @@ class WorkerPool:
 
 @atexit.register
 def _end_pools() -> None:
-    """End what nobody has released: `multiprocessing` would wait for ever at the program's end."""
+    """End pools that are still leased; otherwise `multiprocessing` would wait forever at exit."""
     for (owner, _), pool in list(_pools.items()):
         if owner == os.getpid():
             pool.end()
 
 
 def _key() -> tuple[int, tuple[str, ...]]:
-    """Return what processes must agree in: who started them and which blueprints there are."""
+    """Return the key of a pool: the parent process and the registered blueprints."""
     return os.getpid(), blueprint_names()
 
 
-# ---- What runs in a process: it keeps tasks with their data, and rows of networks on them
+# ---- The code of a worker process: tasks with their data, and rows of networks
 
 
 def serve(connection: Connection) -> None:
@@ -196,7 +196,7 @@ def serve(connection: Connection) -> None:
     for number in PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
-        # They were held back while the process started.
+        # They were blocked while the process started.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
     torch.set_num_threads(1)
     worker = _Worker()
@@ -206,15 +206,15 @@ def serve(connection: Connection) -> None:
             send_message(connection, worker.answer(*message))
             worker.go_on()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # nobody listens any more
-    # Taking an interpreter with all its modules apart takes longer than many an epoch.
+        pass  # the parent has ended
+    # Shutting the interpreter down normally takes longer than some epochs.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 class _Worker:
-    """Tasks and engines of one process; public methods but `answer` and `go_on` are requests."""
+    """Tasks and engines of a process; public methods except `answer` and `go_on` are requests."""
 
     def __init__(self) -> None:
         self._sources: dict[int, Splits] = {}
@@ -224,11 +224,11 @@ class _Worker:
         self._trained: list[int] = []
 
     def answer(self, serial: int, name: str, arguments: tuple[Any, ...]) -> tuple[int, str, Any]:
-        """Do what a request asks for; return its number, "done" or "error", and what came of it."""
+        """Carry out a request; return its number, "done" or "error", and the result."""
         try:
             return serial, "done", getattr(self, name)(*arguments)
         except Exception as error:
-            # A process border: the parent gets one line, the log of this process the story.
+            # The parent gets one line, the log of this process the traceback.
             if not isinstance(error, EsperError):
                 traceback.print_exc()
             return serial, "error", reason_of(error)
@@ -236,11 +236,11 @@ class _Worker:
     def again(
         self, told: list[tuple[bytes, bool]], forgotten: list[int]
     ) -> list[tuple[int, str, Any]]:
-        """Do what a process before this one was asked for; return the answers that are awaited.
+        """Replay the requests of an earlier process; return the answers that are awaited.
 
         Args:
-            told: the requests, in their order, with whether somebody waits for the answer.
-            forgotten: what was unloaded since, but rows here were built from.
+            told: the requests in order, each with whether its answer is awaited.
+            forgotten: unloaded tasks and sources from which rows were built.
         """
         answers = [(self.answer(*unpack_message(packed)), awaited) for packed, awaited in told]
         self._trained.clear()
@@ -248,13 +248,13 @@ class _Worker:
         return [answer for answer, is_awaited in answers if is_awaited]
 
     def load_source(self, number: int, splits: Splits) -> None:
-        """Keep a source of data under a number; its tensors are shared, not copied."""
+        """Store a source of data under a number; its tensors are shared, not copied."""
         self._sources[number] = splits
 
     def load(
         self, number: int, source: int, path: list[str], blueprints: tuple[str, ...], packed: bytes
     ) -> None:
-        """Keep a task and its data, which are of a source, under a number."""
+        """Store a task under a number, with its data from a source."""
         sys.path[:] = path
         try:
             # Classes travel by name: to unpickle them is to import the modules that register them.
@@ -270,7 +270,7 @@ class _Worker:
         self._conditions[number] = Condition(task_class(task_config), data)
 
     def unload(self, conditions: list[int], sources: list[int]) -> None:
-        """Forget tasks, and sources that nothing else uses; rows that have them keep them."""
+        """Remove tasks, and sources without other tasks; existing rows keep theirs."""
         for number in conditions:
             self._conditions.pop(number, None)
         for number in sources:
@@ -279,13 +279,13 @@ class _Worker:
     def open(
         self, engine: int, conditions: list[int], keys: list[int], config: PopulationConfig
     ) -> Any:
-        """Build rows under a number; return their slots and the size of their host."""
+        """Build rows under a number; return their slots and their host's size."""
         chosen = [self._conditions[number] for number in conditions]
         made = self._engines[engine] = make_sequential(chosen, keys, config)
         return made.slots, made.host_params
 
     def close(self, engine: int) -> None:
-        """Forget rows."""
+        """Remove rows."""
         self._engines.pop(engine, None)
         self._ahead.pop(engine, None)
 
@@ -296,7 +296,7 @@ class _Worker:
         return result
 
     def measure(self, engine: int, plans: list[Tensor]) -> Any:
-        """Return what the rows' configurations give, and what every row cost."""
+        """Return the results of the rows' configurations, and the seconds of every row."""
         rows, ahead = self._engines[engine], self._ahead.pop(engine, None)
         known = ahead is not None and _equal(ahead[0], plans)
         result = ahead[1] if known and ahead is not None else rows.measure(plans)
@@ -307,7 +307,7 @@ class _Worker:
         return self._engines[engine].score(split)
 
     def read(self, engine: int, rows: list[int]) -> Any:
-        """Return everything about some rows."""
+        """Return the whole state of some rows."""
         return [self._engines[engine].read(row) for row in rows]
 
     def change(self, engine: int, name: str, *arguments: Any) -> Any:
@@ -316,13 +316,13 @@ class _Worker:
         return getattr(self._engines[engine], name)(*arguments)
 
     def adopt(self, engine: int, row: int, condition: int, *network: Any) -> None:
-        """Put another network, (key, weights, state), in the place of a row."""
+        """Replace a row by another network, given as (key, weights, state)."""
         self._ahead.pop(engine, None)
         key, weights, state = network
         self._engines[engine].adopt(row, key, self._conditions[condition], weights, state)
 
     def go_on(self) -> None:
-        """Evaluate an epoch just trained: what will be asked follows from the rows' state."""
+        """Evaluate the epoch that was just trained, before it is requested."""
         while self._trained:
             engine = self._trained.pop()
             rows = self._engines[engine]
@@ -330,7 +330,7 @@ class _Worker:
             try:
                 self._ahead[engine] = plans, rows.measure(plans)
             except Exception:
-                # It will be asked for, and fail where somebody hears of it.
+                # The request for it will raise the same error, which the parent then receives.
                 self._ahead.pop(engine, None)
 
 
@@ -342,7 +342,7 @@ def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 class _ConditionPickler(pickle.Pickler):
-    """Leaves the source out: the other side has it."""
+    """Leaves the source out, because the receiver has it."""
 
     def __init__(self, buffer: io.BytesIO, splits: Splits) -> None:
         super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
@@ -370,26 +370,26 @@ class _ConditionUnpickler(pickle.Unpickler):
 
 
 def pack_condition(condition: Condition) -> bytes:
-    """Return a task and its data as bytes, for processes that have its source."""
+    """Pack a task and its data, for processes that have its source."""
     task, data, buffer = condition.task, condition.data, io.BytesIO()
     _ConditionPickler(buffer, data.splits).dump((_classes(task), task.config, data))
     return buffer.getvalue()
 
 
 def unpack_condition(packed: bytes, splits: Splits) -> Any:
-    """Return (classes, the task's configuration, its data) of what `pack_condition` returned."""
+    """Unpack (classes, the task's configuration, its data) from `pack_condition`."""
     return _ConditionUnpickler(io.BytesIO(packed), splits).load()
 
 
 def _classes(task: Task) -> list[type]:
-    """Return what travels by name: the task, its host, and every blueprint there is."""
+    """Return the classes that are sent by name: task, host and all blueprints."""
     modules = [BLUEPRINTS.get(name).module for name in blueprint_names()]
     blueprints = [module for module in modules if module is not None]
     return [type(task), HOSTS.get(task.config.host).host_class, *blueprints]
 
 
 def check_classes(task: Task) -> None:
-    """Refuse what has no name that another process could import."""
+    """Raise for a class that another process could not import by name."""
     for each in _classes(task):
         if each.__module__ == "__main__":
             raise refused_task(task, f"{each.__qualname__} is defined in the script itself")
@@ -400,7 +400,7 @@ def check_classes(task: Task) -> None:
 
 
 def refused_task(task: Task, error: Exception | str) -> StrategyError:
-    """Return what to raise for a task that no other process could build."""
+    """Return the error for a task that another process cannot build."""
     return StrategyError(
         f"task {task.name!r} cannot be sent to worker processes: {error}; define its classes in a "
         "module of their own or use strategy='sequential'"

@@ -1,4 +1,4 @@
-"""The workers strategy: CPU processes with one thread each, each running a slice of the rows."""
+"""The workers strategy: CPU processes with one thread each train shares of the rows."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from esper.lab.population.worker_pool import (
 from esper.lab.tasks.splits import Split, Splits
 from esper.utils.process import Pending
 
-# ---- What worker processes have loaded: tasks and the sources of their data, each as long as used
+# ---- Tasks and sources that are loaded in worker processes, each as long as it is used
 
 
 class WorkerShelf:
     """The tasks and sources that the first `count` processes of a pool have loaded."""
 
     def __init__(self, pool: WorkerPool, count: int) -> None:
-        """Have nothing loaded yet."""
+        """Start with nothing loaded."""
         self._pool, self._count = pool, count
         self._conditions: dict[int, tuple[Condition, int]] = {}
         self._users: Counter[int] = Counter()
         self._sources: dict[int, tuple[Splits, int]] = {}
 
     def number_of(self, condition: Condition) -> int:
-        """Return the number under which processes have a task with its data."""
+        """Return the number of a task and its data in the processes."""
         return self._conditions[id(condition)][1]
 
     def use(self, conditions: Iterable[Condition]) -> None:
-        """Count one user more of every condition; load what is not there."""
+        """Count one more user of every condition, and load missing ones."""
         wanted = {id(condition): condition for condition in conditions}
         new = [condition for name, condition in wanted.items() if name not in self._conditions]
         for condition in new:
@@ -59,12 +59,12 @@ class WorkerShelf:
         try:
             self._load(new)
         except BaseException:
-            with suppress(WorkerError):  # what is gone has forgotten it
+            with suppress(WorkerError):  # a dead process has nothing loaded
                 self.drop(wanted.values())
             raise
 
     def drop(self, conditions: Iterable[Condition]) -> None:
-        """Count one user less of every condition; processes forget what nobody uses."""
+        """Count one user less of every condition, and unload unused ones."""
         self._users.subtract({id(condition) for condition in conditions})
         self._users = +self._users
         unused = [name for name in self._conditions if name not in self._users]
@@ -108,24 +108,24 @@ class WorkerShelf:
         return {p: self._pool.ask(p, "load", *words) for p in range(self._count)}
 
 
-# ---- The workers strategy as the program sees it: rows shared out among CPU processes
+# ---- The workers strategy in the parent: rows divided among CPU processes
 
 
 class WorkerClient:
-    """Processes of the program's pool that have the tasks of a population loaded.
+    """Processes of the pool in which the tasks of a population are loaded.
 
     Args:
-        conditions: the tasks that rows may be of, with their data.
+        conditions: the tasks of the rows, with their data.
         count: number of processes.
     """
 
     def __init__(self, conditions: Sequence[Condition], count: int) -> None:
-        """Lease the processes and let them load the tasks."""
+        """Lease the processes and load the tasks."""
         self.count = count
         self.rows: dict[int, list[int]] = {}
-        """By engine: how many rows every process has of it."""
+        """By engine: number of rows in every process."""
         self.seconds: dict[int, list[float]] = {}
-        """By engine: what these rows cost every process, once that is known."""
+        """By engine: seconds of these rows in every process, once measured."""
         self.pool: WorkerPool = lease_pool(count)
         self._shelf = WorkerShelf(self.pool, count)
         self._conditions: list[Condition] = []
@@ -138,21 +138,21 @@ class WorkerClient:
 
     @property
     def is_usable(self) -> bool:
-        """Whether all processes are there, as far as is known."""
+        """Whether no process is known to be unusable."""
         return self._users[0] > 0 and self.pool.is_usable
 
     def number_of(self, condition: Condition) -> int:
-        """Return the number under which processes have a task with its data."""
+        """Return the number of a task and its data in the processes."""
         return self._shelf.number_of(condition)
 
     def use(self, conditions: Sequence[Condition]) -> None:
-        """Have these tasks loaded instead of those before; what is in both stays where it is."""
+        """Load these tasks instead of the current ones; common ones stay loaded."""
         self._shelf.use(conditions)
         before, self._conditions = self._conditions, list(conditions)
         self._shelf.drop(before)
 
     def share(self) -> WorkerClient:
-        """Return the same processes for another population, which has engines of its own."""
+        """Return a client of the same processes for another population."""
         other = copy.copy(self)
         other.rows, other.seconds = {}, {}
         other._conditions = []
@@ -160,9 +160,9 @@ class WorkerClient:
         return other
 
     def release(self) -> None:
-        """Count one user less; processes forget what only this one has used."""
+        """Release the processes, and unload what only this client used."""
         self._users[0] -= 1
-        with suppress(WorkerError):  # what is gone has forgotten it
+        with suppress(WorkerError):  # a dead process has nothing loaded
             self._shelf.drop(self._conditions)
         self._conditions = []
         if not self._users[0]:
@@ -175,11 +175,11 @@ _WORTH_MOVING = 0.02
 _LEAST_GAIN_S = 0.003
 
 _EPOCHS_SEEN = 3
-"""Epochs whose median is the cost of a row: a single one says more about the machine."""
+"""Epochs whose median is the cost of a row; a single epoch depends on the machine's load."""
 
 
 class WorkersEngine:
-    """Rows shared out among the processes of a pool; the same numbers as one after another."""
+    """Rows divided among the processes of a pool; same numbers as the sequential strategy."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class WorkersEngine:
         keys: Sequence[int],
         config: PopulationConfig,
     ) -> None:
-        """Let every process build its share of the rows."""
+        """Build the rows in the processes."""
         self.is_stacked = False
         self._client = client
         self._pool = client.pool
@@ -196,11 +196,11 @@ class WorkersEngine:
         self._keys = list(keys)
         self._numbers = [client.number_of(condition) for condition in conditions]
         self._parts = split_rows(len(keys), client.count, list(client.rows.values()))
-        """The rows of every process, in the order they have there."""
+        """The rows of every process, in its order."""
         self._costs: list[deque[float]] = [deque(maxlen=_EPOCHS_SEEN) for _ in keys]
         self._state: SlotState | None = None
         self._training: Pending[EpochResult] | None = None
-        """The epoch that has begun and was not waited for."""
+        """The epoch in progress."""
         client.rows[self._number] = [len(part) for part in self._parts]
         asked = {
             process: self._pool.ask(
@@ -218,13 +218,13 @@ class WorkersEngine:
         self.slots, self.host_params = next(iter(self._pool.answers(asked).values()))
 
     def sync(self, state: SlotState) -> Tensor:
-        """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
+        """Build, free and update seeds to match the state; return their sizes, int64 [R, S]."""
         self._state = state
         sizes = self._all("change", "sync", argument=state.select)
         return torch.cat(sizes)[self._order()]
 
     def train(self, portions: Sequence[Portion]) -> Pending[EpochResult]:
-        """Let every process begin to train one epoch of its rows."""
+        """Start one epoch of training in every process."""
         asked = self._ask("train", argument=lambda part: [portions[row] for row in part])
         self._training = cache(lambda: self._trained(asked))
         return self._training
@@ -243,14 +243,14 @@ class WorkersEngine:
         """Evaluate every configuration of every row."""
         training, self._training = self._training, None
         if training is not None:
-            # What went wrong there is heard of first, and rows have not changed places since.
+            # Errors of the epoch are raised first, before rows are exchanged.
             training()
         results = self._all("measure", argument=lambda part: [plans[row] for row in part])
         order = [row for part in self._parts for row in part]
         counts = [len(plans[row]) for row in order]
 
         def by_row(parts: list[Tensor]) -> Tensor:
-            """Return what the processes found, in the order of the rows."""
+            """Return the processes' results in the order of the rows."""
             found = dict(zip(order, torch.cat(parts).split(counts), strict=True))
             return torch.cat([found[row] for row in sorted(found)])
 
@@ -268,11 +268,11 @@ class WorkersEngine:
         return torch.cat(scores)[self._order()]
 
     def read(self, row: int) -> RowWeights:
-        """Return copies of everything a worker knows about a row."""
+        """Return copies of the whole state of a row."""
         return self.read_rows([row])[0]
 
     def read_rows(self, rows: Sequence[int]) -> list[RowWeights]:
-        """Return what `read` does of several rows, all processes at once."""
+        """Return the result of `read` for several rows, from all processes at once."""
         wanted = [[row for row in part if row in rows] for part in self._parts]
         serials = {
             process: self._pool.ask(
@@ -287,19 +287,19 @@ class WorkersEngine:
         return [found[row] for row in rows]
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
-        """Return copies of some rows without moments, with those of their `seeds`, bool [R, S]."""
+        """Return copies of some rows without optimizer state, with these `seeds`, bool [R, S]."""
         found = zip(rows, self.read_rows(rows), strict=True)
         return [weights.at_rest(seeds[row].tolist()) for row, weights in found]
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
-        """Replace a row; `state` [1, S] says what lives in its slots."""
+        """Replace a row; `state` [1, S] is the state of its slots."""
         self._state = None
         process, position = self._find(row)
         serial = self._pool.ask(process, "change", self._number, "write", position, weights, state)
         self._pool.answer(process, serial)
 
     def close(self) -> None:
-        """Let the processes forget these rows; they themselves belong to the pool."""
+        """Remove these rows from the processes, which belong to the pool."""
         self._client.rows.pop(self._number, None)
         self._client.seconds.pop(self._number, None)
         try:
@@ -310,10 +310,10 @@ class WorkersEngine:
                 }
             )
         except WorkerError:
-            return  # what is gone has forgotten them
+            return  # a dead process has no rows
 
     def _balance(self) -> None:
-        """Let the slowest and the fastest process exchange rows while that pays."""
+        """Exchange rows between the slowest and the fastest process while this saves time."""
         if self._state is None or any(len(seen) < _EPOCHS_SEEN for seen in self._costs):
             return
         cost = [median(seen) for seen in self._costs]
@@ -333,7 +333,7 @@ class WorkersEngine:
             self._exchange((heavy, one), (light, other))
 
     def _exchange(self, one: tuple[int, int], other: tuple[int, int]) -> None:
-        """Let two processes exchange rows, given as (process, row)."""
+        """Exchange two rows, given as (process, row)."""
         assert self._state is not None
         weights = dict(zip((one[1], other[1]), self.read_rows([one[1], other[1]]), strict=True))
         serials = {}
@@ -355,23 +355,23 @@ class WorkersEngine:
         self._parts[one[0]][here], self._parts[other[0]][there] = other[1], one[1]
 
     def _order(self) -> Tensor:
-        """Return int64 [R]: where each row stands when the answers are put side by side."""
+        """Return int64 [R]: index of each row in the concatenated answers."""
         order = torch.tensor([row for part in self._parts for row in part])
         return order.argsort()
 
     def _busy(self) -> list[tuple[int, list[int]]]:
-        """Return (process, its rows) of those that have any."""
+        """Return (process, its rows) for all processes with rows."""
         return [(process, part) for process, part in enumerate(self._parts) if part]
 
     def _find(self, row: int) -> tuple[int, int]:
-        """Return where a row is: the process and its position there."""
+        """Return the process of a row, and the row's index there."""
         for process, part in self._busy():
             if row in part:
                 return process, part.index(row)
         raise IndexError(f"there is no row {row}")
 
     def _ask(self, *words: str, argument: Callable[[list[int]], Any]) -> dict[int, int]:
-        """Send a request to every process; `argument` makes the last of it from the rows there."""
+        """Send a request to every process; `argument` makes its last argument from its rows."""
         name, *rest = words
         return {
             process: self._pool.ask(process, name, self._number, *rest, argument(part))
@@ -379,7 +379,7 @@ class WorkersEngine:
         }
 
     def _all(self, *words: str, argument: Callable[[list[int]], Any]) -> list[Any]:
-        """Send a request to every process at once and wait for all answers."""
+        """Send a request to all processes, then wait for all answers."""
         return list(self._pool.answers(self._ask(*words, argument=argument)).values())
 
 
@@ -387,9 +387,9 @@ def split_rows(rows: int, processes: int, others: Sequence[Sequence[int]]) -> li
     """Return the rows of every process.
 
     Args:
-        rows: how many there are.
-        processes: how many share them.
-        others: how many rows of other engines every process has, one sequence for each.
+        rows: number of rows.
+        processes: number of processes.
+        others: rows of other engines in every process, one sequence per engine.
     """
     taken = [sum(column) for column in zip(*others, strict=True)] or [0] * processes
     counts = [0] * processes

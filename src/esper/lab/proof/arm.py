@@ -244,7 +244,7 @@ _FILES = ("contextual", "privileged")
 KINDS = {
     "wait": "nothing grows",
     "random": "a random legal operation at every decision",
-    "periodic": "a random legal seed every few epochs, brought up unjudged (periodic:every=10)",
+    "periodic": "a random legal seed every few epochs, kept without a test (periodic:every=10)",
     "plateau": "a seed when the score has stopped rising, kept if it rose (plateau:patience=5)",
     "heuristic": "the hand-written rules, with settings or a file of them (heuristic:FILE)",
     "trial": "one seed at a time from the middle slot, kept if it contributes (trial:seeds=1)",
@@ -252,10 +252,10 @@ KINDS = {
     "contextual": "a schedule by the task's descriptors, without feedback (contextual:FILE)",
     "privileged": "the schedule searched on the member itself (privileged:FILE)",
     "greedy": "a learned policy, its likeliest actions (greedy:FOLDER, or just the FOLDER)",
-    "learned": "a learned policy that draws (learned:FOLDER)",
-    "tamiyo": "the learned controller that comes along, or one in a folder (tamiyo:FOLDER)",
+    "learned": "a learned policy that samples its actions (learned:FOLDER)",
+    "tamiyo": "the learned controller of Esper, or one in a folder (tamiyo:FOLDER)",
     "static": "hosts of 1, 1.5, 2 and 3 times the width, each at its own tuned learning rate",
-    "scratch": "what another arm grew, trained from scratch (scratch:ARM)",
+    "scratch": "the architecture that another arm grew, trained from scratch (scratch:ARM)",
 }
 """The kinds of arms, for help texts."""
 

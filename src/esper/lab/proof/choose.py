@@ -67,7 +67,7 @@ def read_table(results: Sequence[CellResult], waiting: str) -> Table:
         if own.seeds[: len(result.seeds)] != result.seeds:
             raise UsageError(
                 f"{result.arm!r} and waiting were played with different seeds on "
-                f"{result.member!r}; start the search anew"
+                f"{result.member!r}; start the search again"
             )
         count = len(result.seeds)
         ratios = table.setdefault(result.member, {}).setdefault(result.arm, Ratios())
@@ -301,7 +301,8 @@ def _nearest_best(
     missing = [name for name in rule.centre if name not in descriptors]
     if missing:
         raise UsageError(
-            f"the contextual schedule needs the descriptors {', '.join(missing)}; search anew"
+            f"the contextual schedule needs the descriptors {', '.join(missing)}; "
+            "run the search again"
         )
 
     def distance(member: str) -> float:

@@ -58,7 +58,7 @@ from esper.utils.manifest import MANIFEST_FILE
 from esper.utils.randomness import generator
 from esper.utils.storage import load_tree, save_tree
 
-# ---- The action of a schedule in any state, whoever acted before
+# ---- The action of a schedule in any state, also in states that it did not reach itself
 
 
 class ScheduleTeacher:

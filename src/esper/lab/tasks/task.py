@@ -73,7 +73,7 @@ class TaskConfig(HostMultiples, TrainingConfig):
 
     augment: Augmentation = option("none", "How training images are varied.")
     classes: tuple[int, ...] | None = option(
-        None, "Classes that are kept, numbered anew in this order; all if empty.", minimum=0
+        None, "Classes to keep, renumbered in this order; all if empty.", minimum=0
     )
     train_size: int | None = option(
         None, "Keep only this many training samples; all if empty.", minimum=1

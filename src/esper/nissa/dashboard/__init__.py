@@ -1,7 +1,7 @@
-"""The live page: what runs are doing, in a browser, read from their stores and never written to.
+"""The live page: shows runs in a browser, read-only, from their stores.
 
-`esper dashboard` starts it. `app` answers requests, `guard` decides who may ask and knows which
-runs there are, `episodes` asks the stores, and `stream` tells an open page what is new. What is
-drawn is declared in `esper.nissa.report.panels`, for the report as well. Everything a browser needs
-lies in `static` and `templates`; nothing comes from outside.
+`esper dashboard` starts it. `app` answers requests, `guard` controls access and lists the runs,
+`episodes` queries the stores, and `stream` sends new rows to an open page.
+`esper.nissa.report.panels` declares the charts, for the report as well. Everything that a browser
+needs is in `static` and `templates`; nothing is loaded from elsewhere.
 """

@@ -1,4 +1,4 @@
-"""One episode looked into: its lanes, its seeds, its decisions, and what its critic foresaw."""
+"""Reads one episode: lanes, seeds, decisions, and the critic's predictions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from esper.nissa.report.stacks import awake_counts, draw_stacks, read_stacks
 from esper.nissa.schema import EventKind
 
 MOST_EPOCHS = 3_000
-"""Epochs that are read one by one; of more, one in every few."""
+"""Largest number of epochs that are read; longer episodes are read with a stride."""
 
 MOST_LANE_EPOCHS = 600
-"""The same for lanes, which are no wider than a screen; they are drawn anew for a part of a run."""
+"""The same for lanes, which are as wide as a screen; zooming in reads and draws them again."""
 
 MOST_DECISIONS = 50
 MOST_FORESEEN = 3_000
@@ -31,7 +31,7 @@ _JSON = ("alternatives", "reward_terms", "reward_details", "explanation")
 
 
 def read_garden(run: StoredRun, round: int, row: int) -> dict[str, Any]:
-    """Return what an episode was, how it scored, and what its seeds and stacks came to."""
+    """Return the facts of an episode: task, scores, seeds and stacks."""
     here = [round, row]
     span = ask(run, f"SELECT MAX(step) AS last, COUNT(*) AS n FROM epochs WHERE {_HERE}", here)[0]
     every = max(1, math.ceil(span["n"] / MOST_EPOCHS))
@@ -146,7 +146,7 @@ def draw_lanes(
 
 
 def _worth(run: StoredRun, here: Sequence[int]) -> list[dict[str, Any]]:
-    """Return what every seed, pair and set was worth when it was last measured."""
+    """Return the last measured contribution of every seed, pair and set."""
     return ask(
         run,
         "SELECT kind, slot, other, value, se, MAX(step) AS step FROM contributions "
@@ -156,7 +156,7 @@ def _worth(run: StoredRun, here: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def read_seed(run: StoredRun, round: int, row: int, ordinal: int) -> dict[str, Any] | None:
-    """Return the life of one seed, None where there is no such seed."""
+    """Return the life of one seed, None if there is no such seed."""
     here = [round, row]
     found = ask(run, f"SELECT * FROM seeds WHERE {_HERE} AND ordinal = ?", [*here, ordinal])
     if not found:
@@ -203,7 +203,7 @@ def read_decisions(
     acted: bool = False,
     before: int | None = None,
 ) -> dict[str, Any]:
-    """Return decisions, the newest first, with what is known of why; `before` goes on from there.
+    """Return decisions with their reasons, the newest first; `before` continues a list.
 
     Args:
         run: The run.
@@ -250,10 +250,10 @@ def _decision(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_foreseen(run: StoredRun, round: int) -> dict[str, Any]:
-    """Return what the critic predicted at decisions of a round, and what came of them.
+    """Return the critic's predictions at decisions of a round, and the real returns.
 
-    That is what was paid from there on, and beside it the potential that had been paid before: the
-    critic is not asked to foresee what is known already.
+    The real return is the sum of later rewards. The potential paid before is listed separately,
+    because the critic does not have to predict it.
     """
     rows = ask(
         run,

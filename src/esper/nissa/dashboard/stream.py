@@ -309,7 +309,7 @@ class Watch:
             if time.monotonic() - began > SLOW_S:
                 self._failed = touched
             return self._unless_sent({"error": reason_of(error)})
-        # The age of a run changes all the time and is no news.
+        # The age of a run changes all the time and is not sent as a change.
         lasting = {key: value for key, value in progress.items() if key not in ("age_s", "eta_s")}
         if change.get("changed") or change.get("reset") or is_first:
             self._sent = json.dumps(lasting, sort_keys=True, default=str)

@@ -73,7 +73,7 @@ def observation_clamp(recent: Recent) -> Iterator[Finding | None]:
     "them, train without them.",
 )
 def shortcut_learning(recent: Recent) -> Iterator[Finding | None]:
-    """The policy reads off what it did last instead of looking at the network."""
+    """The policy's choice depends on its last action instead of the network's state."""
     values = measured([row.feedback_dependence for row in recent.updates])[-SHORTCUT_UPDATES:]
     if len(values) == SHORTCUT_UPDATES:
         message = f"{values[-1]:.0%} of the op's probability hangs on the last action alone "
@@ -221,7 +221,7 @@ def performance_degradation(recent: Recent) -> Iterator[Finding | None]:
     advice="On a plateau, look at exploration; after a degradation, at the last updates.",
 )
 def trend(recent: Recent) -> Iterator[Finding]:
-    """Which way the rolling score is going."""
+    """The trend of the rolling score."""
     rolling = measured([row.score_rolling for row in recent.rounds])
     if len(rolling) <= ROLLING:
         return

@@ -117,7 +117,7 @@ def reward_shares(recent: Recent) -> Iterator[Finding]:
     newest = recent.rounds[-1]
     shaping, penalised = _terms(newest).get(SHAPING, {}).get("share"), newest.anti_gaming_share
     low, high = PBRS_SHARE
-    # A share of 0 is a reward without shaping, which is no fault.
+    # A share of 0 is a reward without shaping, which is fine.
     if shaping and not low <= shaping <= high:
         message = f"shaping is {shaping:.0%} of the reward (healthy: {low:.0%} to {high:.0%})"
         yield Finding("info", message, shaping, low if shaping < low else high, subject=SHAPING)
@@ -134,7 +134,7 @@ def reward_shares(recent: Recent) -> Iterator[Finding]:
     advice="Scale that term down, or leave it out: compare with the `twin` reward.",
 )
 def reward_terms(recent: Recent) -> Iterator[Finding]:
-    """The controller is paid for the way, not for where it leads."""
+    """Steering terms outweigh the terms that pay for a better network."""
     for term, numbers in _terms(recent.rounds[-1]).items():
         share = numbers.get("share")
         if term in STEERING and share is not None and share > TERM_SHARE:

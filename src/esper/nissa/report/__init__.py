@@ -57,8 +57,8 @@ def write_run_report(stored: StoredRun, out: str | os.PathLike[str] | None = Non
         # Each value has its type, but together they are inconsistent.
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise StoreError(
-            f"no report can be made of what {stored.path} holds ({reason}); use another copy "
-            "of it, or, if nobody has touched it, report this as a bug"
+            f"no report can be made: the records in {stored.path} contradict each other "
+            f"({reason}); use another copy of it, or, if nobody edited the file, report a bug"
         ) from error
     path = stored.folder / REPORT_FILE if out is None else Path(out)
     write_report(path, page)

@@ -41,7 +41,7 @@ from esper.utils.files import atomic_write_bytes
 BUDGET = 1.2e12
 """Training FLOPs of every network: less than a minute on one core."""
 PROMPT = "def "
-"""What every network is asked to go on from."""
+"""Prompt from which every network writes text."""
 PICTURE = "depth.svg"
 REPORT = "report.html"
 
@@ -55,7 +55,7 @@ class Arm:
     """Blocks that are awake at first."""
     blocks: int
     learning_rate: float
-    """The best of those that `python -m benchmarks demo --rates` tries."""
+    """Learning rate; `python -m benchmarks demo --rates` tries others."""
 
 
 ARMS = (
@@ -67,10 +67,10 @@ ARMS = (
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A network after some of its training."""
+    """State of a network after a part of its training."""
 
     share: float
-    """How much of its training is done, 0 to 1."""
+    """Share of its training that is done, 0 to 1."""
     flops: float
     """Training FLOPs spent."""
     blocks: int
@@ -81,7 +81,7 @@ class Point:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a network; without a test loss it was stopped before it could be tested."""
+    """Results of a network; the test loss is None if training was stopped before the test."""
 
     name: str
     curve: list[Point] = field(default_factory=list)
@@ -91,13 +91,13 @@ class Outcome:
     test_loss: float | None = None
     text: str = ""
     report: str = ""
-    """Where the report was written; only the network that grows has one."""
+    """Path of the report; only the network that grows has one."""
     problem: str = ""
-    """Why it could not be written."""
+    """Why the report could not be written."""
 
 
 Outcomes = Mapping[str, Outcome]
-"""What came of every network, by its name; static ones first."""
+"""Results by name of the network; static ones first."""
 
 
 def set_up(parser: Parser) -> None:
@@ -173,16 +173,16 @@ def train_side_by_side(
     on_point: Callable[[str, Point], None],
     noted: Sequence[int],
 ) -> dict[str, Outcome]:
-    """Train every network in a process of its own, and return what came of them.
+    """Train each network in its own process, and return the results.
 
     Args:
         arms: the networks.
         seed: of all of them.
         compute: training FLOPs, as a multiple of the usual.
-        report: where the one that grows writes its report.
+        report: path of the report of the network that grows.
         on_point: called with the name of a network and every point of its curve.
-        noted: signals that came; with the first, networks are tested as they are. A second one
-            raises KeyboardInterrupt, and networks are left as they are.
+        noted: signals so far. After the first one, training stops and networks are tested as they
+            are. A second one raises KeyboardInterrupt without a test.
     """
     context = multiprocessing.get_context("spawn")
     outcomes = {arm.name: Outcome(arm.name) for arm in arms}
@@ -235,7 +235,7 @@ def train_side_by_side(
 
 
 def _work(pipe: Connection, *request: Any) -> None:
-    """Train a network in a process of its own; PyTorch is loaded there alone."""
+    """Train a network in its own process; only that process loads PyTorch."""
     from esper.scripts.cli.demo_networks import work
 
     work(pipe, *request)
@@ -249,7 +249,7 @@ _SPARKS = 24
 
 
 class DemoView(LiveView):
-    """Shows how far the networks are, and how good."""
+    """Shows progress and losses of the networks."""
 
     def __init__(self, console: Console, arms: Sequence[Arm]) -> None:
         """Show these networks."""
@@ -258,7 +258,7 @@ class DemoView(LiveView):
         self._curves: dict[str, list[Point]] = {arm.name: [] for arm in arms}
 
     def show(self, name: str, point: Point) -> None:
-        """Take over how a network is doing."""
+        """Update the progress of a network."""
         before = self._curves[name]
         has_grown = bool(before) and point.blocks > before[-1].blocks
         before.append(point)
@@ -304,7 +304,7 @@ class DemoView(LiveView):
 
 
 def print_outcomes(outcomes: Outcomes, seed: int, *, is_interrupted: bool) -> None:
-    """Print one table, in a sentence what it shows, and a few lines by every network."""
+    """Print the table, a sentence about it, and text that every network wrote."""
     console = out_console()
     numbers = ("parameters", "steps", "training FLOPs", "CPU s", "validation loss", "test loss")
     title = f"Python's own sources, byte by byte, at equal compute; one seed ({seed})"
@@ -330,7 +330,7 @@ def print_outcomes(outcomes: Outcomes, seed: int, *, is_interrupted: bool) -> No
 
 
 def verdict(outcomes: Outcomes, *, is_interrupted: bool) -> str:
-    """Return in one sentence which network is best, in whichever direction."""
+    """Return a sentence that compares the grown network with the best static one."""
     *static, grown = outcomes.values()
     if is_interrupted:
         shares = [one.curve[-1].share if one.curve else 0.0 for one in outcomes.values()]

@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 TASK = "sources"
 """The sources of Python's own library."""
 VOCAB, CONTEXT, DIM, HEADS = 128, 64, 32, 2
-"""Bytes of ASCII, how many of them a network sees at once, its width, and its attention heads."""
+"""Vocabulary (ASCII bytes), context length, width, and attention heads."""
 BATCH = 16
 WINDOWS = 50
-"""How often a network is validated at least, where it has that many steps."""
+"""Least number of validations, if there are as many steps."""
 MOST_STEPS = 100
-"""Steps between two validations at most, or a little more: Ctrl-C takes effect there."""
+"""About the largest number of steps between two validations; Ctrl-C takes effect there."""
 VALIDATED = 256
-"""Sequences that it is validated on."""
+"""Number of validation sequences."""
 TESTED = 3_000
-"""Sequences of the test at the end."""
+"""Number of test sequences, used once at the end."""
 WARM_UP = 100
-"""Steps in which the learning rate rises."""
+"""Steps with a rising learning rate."""
 DECAY = 0.25
-"""Share of the run at its end in which it falls."""
+"""Share of the run, at its end, with a falling learning rate."""
 WRITTEN = 320
-"""Bytes that a network writes."""
+"""Bytes of text that a network writes."""
 TEMPERATURE = 0.7
 
 
@@ -87,18 +87,18 @@ class GPT(nn.Module):
 
 
 _SPREAD = 0.05
-"""Standard deviation of first weights."""
+"""Standard deviation of initial weights."""
 
 
 def _linear(inputs: int, outputs: int, blocks: int = 0) -> nn.Linear:
-    """Return a layer; one that ends a branch begins smaller, by the number of blocks."""
+    """Return a linear layer; the last one of a branch starts smaller, by the number of blocks."""
     layer = nn.Linear(inputs, outputs, bias=False)
     nn.init.normal_(layer.weight, std=_SPREAD / math.sqrt(2 * blocks or 1))
     return layer
 
 
 class _Batches:
-    """Random sequences of the training text: the same for every network of a seed, in order."""
+    """Random sequences of the training text, the same for all networks of a seed."""
 
     def __init__(self, sequences: Tensor, windows: int, steps: int, seed: int) -> None:
         draws = torch.Generator().manual_seed(seed)
@@ -107,7 +107,7 @@ class _Batches:
         self._chosen = torch.randint(len(sequences), shape, generator=draws)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which window comes; the first is 1."""
+        """Set the number of the next window, from 1."""
         self._window = epoch - 1
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class _Batches:
 
 
 def _pair(sequences: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all bytes but the last, and those that follow; what is not ASCII is one of them."""
+    """Return inputs and next-byte targets; bytes beyond ASCII share one token."""
     tokens = sequences.long().clamp_(max=VOCAB - 1)
     return tokens[:, :-1], tokens[:, 1:]
 
@@ -131,10 +131,10 @@ def train_arm(
     """Train a network and test it.
 
     Args:
-        arm: which network.
+        arm: the network to train.
         seed: of its first weights and its batches.
         compute: training FLOPs, as a multiple of `BUDGET`.
-        on_point: called after every validation; it says whether to go on.
+        on_point: called after every validation; returns whether to continue.
     """
     import esper
     from esper.lab.tasks import get_task
@@ -157,7 +157,7 @@ def train_arm(
 
     began = time.process_time()
     with warnings.catch_warnings():
-        # That a static network did not grow is no news here.
+        # A static network is meant not to grow, so this warning does not matter.
         warnings.simplefilter("ignore", EsperWarning)
         grown = esper.grow(
             model,
@@ -206,7 +206,7 @@ def plan_windows(model: GPT, arm: Arm, flops: float) -> tuple[int, int]:
 def _scheduler(
     optimizer: torch.optim.Optimizer, steps: int
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Return a rate that rises, stays and falls at the end."""
+    """Return a scheduler with warm-up, constant rate and final decay."""
     from torch.optim.lr_scheduler import LambdaLR
 
     warm_up = min(WARM_UP, steps // 10 + 1)
@@ -229,7 +229,7 @@ def mean_loss(model: nn.Module, sequences: Tensor) -> float:
 
 
 def write_text(model: nn.Module, seed: int) -> str:
-    """Return what a network writes after `PROMPT`; all draw by the same random numbers."""
+    """Return the text that a network writes after `PROMPT`, with a fixed random seed."""
     draws = torch.Generator().manual_seed(seed)
     tokens = torch.tensor([list(PROMPT.encode())])
     with torch.no_grad():
@@ -241,9 +241,9 @@ def write_text(model: nn.Module, seed: int) -> str:
 
 
 def work(pipe: Connection, arm: Arm, seed: int, compute: float, report: Path | None) -> None:
-    """Train a network in this process: send every point, then the outcome or what went wrong.
+    """Train a network in this process; send every point, then the outcome or the error.
 
-    The reader asks for an early end by sending anything; Ctrl-C is for the reader alone.
+    Any message from the parent ends training early; only the parent handles Ctrl-C.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)

@@ -16,7 +16,7 @@ _SETTLED = 0.1
 
 
 def draw_front(outcomes: Outcomes) -> str:
-    """Return the picture of all curves as SVG; a circle is where blocks woke."""
+    """Return the picture of all curves as SVG; circles mark steps at which blocks woke."""
     *_, grown = outcomes
     curves = {name: one.curve for name, one in outcomes.items() if one.curve}
     settled = [

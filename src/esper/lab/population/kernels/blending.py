@@ -1,10 +1,10 @@
-"""A slot of many rows: inputs of seeds gathered, their outputs blended in, one pass each way.
+"""A slot of many rows: gathers the inputs of seeds and blends their outputs, one pass each.
 
-`gather_inputs` takes the rows that have a seed out of the host's activation; `blend_outputs` blends
-what the seeds made of them and returns the activation of all rows. They belong together:
-`blend_outputs` hands the gradient of its output back unchanged as that of the host's activation,
-and `gather_inputs` knows which rows it belongs to. A row is one flat run of memory here, whatever
-the order of its dimensions. `SlotForward` calls both.
+`gather_inputs` copies the rows with a seed from the host's activation; `blend_outputs` blends the
+seeds' outputs and returns the activation of all rows. Use them together only: `blend_outputs`
+returns the gradient of its output unchanged as that of the host's activation, and `gather_inputs`
+scales it for each row. A row is a flat range of memory here, in any order of dimensions.
+`SlotForward` calls both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _blend(
     GATES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write a block of one row behind the slot."""
+    """Write a block of one row after the slot."""
     row = tl.program_id(1).to(tl.int64)
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = e < size
@@ -126,7 +126,7 @@ def _gate_back(
     per_gate,
     BLOCK: tl.constexpr,
 ):
-    """Write the gradient of one value of one gate: a sum over what it lets in."""
+    """Write the gradient of one value of one gate, a sum over the values it scales."""
     number, value = tl.program_id(1).to(tl.int64), tl.program_id(0)
     m = tl.load(entry_of_gate + number)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -181,7 +181,7 @@ def _gather_back(
 
 
 class _GatherInputs(torch.autograd.Function):
-    """(h) -> (h, what the entries see, what the gates see, what each module's entries see)."""
+    """(h) -> (h, inputs of the entries, inputs of the gates, inputs of each module's entries)."""
 
     @staticmethod
     def forward(
@@ -217,7 +217,7 @@ class _GatherInputs(torch.autograd.Function):
 
 
 class _BlendOutputs(torch.autograd.Function):
-    """(h, entries' input, entries' output, gates' values) -> the activation behind the slot."""
+    """(h, entries' input, entries' output, gates' values) -> the activation after the slot."""
 
     @staticmethod
     def forward(
@@ -301,7 +301,7 @@ def gather_inputs(
 def blend_outputs(
     h: Tensor, x: Tensor, s: Tensor, gate_values: Tensor | None, index: SlotIndex
 ) -> Tensor:
-    """Return the activations of all rows; `gate_values` [k, values] scale what is blended in."""
+    """Return the activations of all rows; `gate_values` [k, values] scale the seeds' part."""
     if gate_values is not None:
         gate_values = gate_values.contiguous()
     return apply_function(_BlendOutputs, h, x, s.contiguous(), gate_values, index)

@@ -1,9 +1,9 @@
 """Convolutions of many networks at once: an implicit matrix product per row.
 
 For one row, output [pixels, O] is the patches [pixels, k·k·C] times the weight [k·k·C, O]; patches
-are gathered while they are multiplied and never written. Channels lie innermost, so that a patch is
-read in a few wide pieces. The gradient of the input is the same product with the kernel turned
-round, the gradient of the weight the product over pixels, in shares that `fold` sums.
+are gathered while they are multiplied and never written. Channels are last in memory, so that a
+patch is read in a few wide pieces. The gradient of the input is the same product with a flipped
+kernel. The gradient of the weight is a product over pixels, in parts that `fold` sums.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 from esper.leyline.actions import apply_function
 
 _PROGRAMS_WANTED = 1056
-"""Eight for every multiprocessor of the largest devices: fewer leave some idle."""
+"""Eight per multiprocessor of the largest devices; with fewer, some are idle."""
 
 _MOST_SPLITS = 64
 _REORDERED_FROM = 1024
-"""Products of channels from which weights are laid out anew, for wide reads."""
+"""Product of channels from which weights are rearranged for wide reads."""
 
 _FOLD_BLOCK = 128
 _FOLD_AT_ONCE = 16
@@ -56,7 +56,7 @@ def fold(parts: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def each_in_order(parameters: Tensor) -> Tensor:
-    """Return parameters [R, ...] of which each row is contiguous: views of a stack are already."""
+    """Return parameters [R, ...] with contiguous rows; views of a stack have them already."""
     return parameters if parameters[0].is_contiguous() else parameters.contiguous()
 
 
@@ -89,8 +89,8 @@ def _convolve(
 ):
     """Convolve one row's block of pixels.
 
-    A pixel of `x` takes STEP elements, C of which count; JOINED neighbouring taps of a line are
-    one piece of the product. `TURNED` takes the taps of the weight back to front.
+    A pixel of `x` takes STEP elements, C of which count; JOINED neighbouring taps of a line are one
+    piece of the product. `TURNED` reads the taps of the weight in reverse.
     """
     row = tl.program_id(2).to(tl.int64)
     o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
@@ -149,7 +149,7 @@ def _weigh(
     BLOCK_O: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Sum the gradient of one piece of one row's weight over one share of its pixels."""
+    """Sum the gradient of one piece of one row's weight over a part of its pixels."""
     part, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     PIECES: tl.constexpr = (JOINED * STEP + BLOCK_K - 1) // BLOCK_K
     PER_LINE: tl.constexpr = SIDE // JOINED * PIECES
@@ -204,14 +204,14 @@ class _Convolution(torch.autograd.Function):
 def convolve(x: Tensor, weight: Tensor, padding: int) -> Tensor:
     """Return the convolution of x [R, B, H, W, C] by weight [R, O, C, k, k]: [R, B, H', W', O].
 
-    The rows of `x` may all be the same memory (an expanded dimension 0), and a pixel may take more
-    memory than its channels need, filled with finite numbers.
+    The rows of `x` may share memory (an expanded dimension 0), and a pixel may have padding, filled
+    with finite numbers.
     """
     return apply_function(_Convolution, _in_order(x), weight, padding)
 
 
 def _in_order(x: Tensor) -> Tensor:
-    """Return `x` with the pixels of a row one after another."""
+    """Return `x` with contiguous pixels in each row."""
     step, (_, _, height, width, _) = x.stride(-2), x.shape
     line = (height * width * step, width * step, step, 1)
     is_padded = x.shape[-1] <= step <= triton.next_power_of_2(x.shape[-1])
@@ -267,9 +267,9 @@ def _forward(x: Tensor, weight: Tensor, padding: int, *, turned: bool) -> Tensor
 
 
 def _lay_out(weight: Tensor, *, turned: bool) -> tuple[Tensor, dict[str, int]]:
-    """Return the weight and its strides by tap, input and output, wide ones contiguous in those.
+    """Return the weight and its strides by tap, input and output; wide weights are contiguous.
 
-    With `turned` inputs and outputs have changed places.
+    With `turned`, inputs and outputs are swapped.
     """
     _, outputs, inputs, side, _ = weight.shape
     if outputs * inputs < _REORDERED_FROM:
@@ -326,5 +326,5 @@ def _weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, padding: int) -> T
 
 
 def _precision(x: Tensor) -> str:
-    """Three TF32 products give single precision nearly in full."""
+    """Three TF32 products give nearly full single precision."""
     return "tf32x3" if x.dtype == torch.float32 else "tf32"

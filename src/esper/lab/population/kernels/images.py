@@ -1,9 +1,9 @@
 """Images of many networks, element by element: depthwise convolutions, 2x2 max pools, batches.
 
-Channels lie innermost. The way back of a pool compares the four values again: it reads the
-activation once more, where PyTorch keeps and reads an index of eight bytes for every value and
-scatters. Batches are gathered, shifted, mirrored and normalised in one pass, channels padded to a
-power of two, which is how convolutions read them.
+Channels are last in memory. The backward pass of a pool compares the four values again: it reads
+the activation once more, while PyTorch stores an index of eight bytes for every value and scatters.
+Batches are gathered, shifted, mirrored and normalised in one pass; channels are padded to a power
+of two, as convolutions read them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _weigh(
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Sum the gradient of one tap of every kernel of a row over one share of its pixels."""
+    """Sum the gradient of one tap of every kernel of a row over a part of its pixels."""
     tap, part, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     c = tl.arange(0, BLOCK_C)
     down, right = tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2
@@ -158,7 +158,7 @@ def _weight_gradient(x: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
 
 @triton.jit
 def _pool(x, out, count, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the largest of every 2x2 square; NaN is larger than anything."""
+    """Write the maximum of every 2x2 square; NaN counts as the maximum."""
     HO: tl.constexpr = H // 2
     WO: tl.constexpr = W // 2
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -183,7 +183,7 @@ def _pool_back(
     C: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Give every square's gradient to the first of its largest values."""
+    """Pass every square's gradient to the first of its largest values."""
     HO: tl.constexpr = H // 2
     WO: tl.constexpr = W // 2
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -219,7 +219,7 @@ class _MaxPool(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         grad = grads[0].contiguous()
         height, width, channels = x.shape[-3:]
-        # What no square covers, at an odd edge, gets nothing.
+        # Values at an odd edge are in no square and get no gradient.
         odd = height % 2 or width % 2
         grad_x = torch.zeros_like(x) if odd else torch.empty_like(x)
         count = grad.numel()
@@ -291,11 +291,11 @@ def sample_images(
 
     Args:
         images: Stored samples [N, C, H, W] of any type.
-        order: int64, which samples each row sees one after another.
+        order: int64, the samples of each row in order.
         crops: Tensors like `order`; None for images as they are.
-        gain: float32 [R, C], factor that normalises; `bias` is added then.
+        gain: float32 [R, C], normalising factor; `bias` is added after it.
         bias: float32 [R, C].
-        start: Where in the order the batch begins.
+        start: Start of the batch in the order.
         x: Contiguous; channels beyond C become 0.
     """
     rows, batch, height, width, step = x.shape

@@ -1,8 +1,9 @@
-"""GroupNorm of many networks at once, with what usually follows it, in one pass.
+"""GroupNorm of many networks at once, with a following ReLU and residual sum, in one pass.
 
-One program holds one group of one sample: it reads the activation once, and writes the normalised,
-scaled, shifted one, with ReLU and a residual sum where they follow. The way back reads activation
-and gradient once and writes one gradient; what ReLU let through is computed again, not kept.
+One program processes one group of one sample: it reads the activation once and writes the
+normalised, scaled and shifted one, after ReLU and residual sum if there are any. The backward pass
+reads activation and gradient once and writes one gradient; the ReLU's mask is computed again, not
+stored.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _normalise(
     RELU: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """Normalise one group of one sample; `kept` takes its mean and its inverse deviation."""
+    """Normalise one group of one sample; write its mean and inverse deviation to `kept`."""
     number = tl.program_id(0).to(tl.int64)
     group, sample = number % GROUPS, number // GROUPS
     row = sample // batch
@@ -59,7 +60,7 @@ def _normalise(
     shift = tl.load(bias + row * bias_row + channel, mask=c < WIDE, other=0.0).to(tl.float32)
     result = centred * inverse * gain[None, :] + shift[None, :]
     if RELU:
-        # Not `maximum`, which may drop NaN: a spoiled row must be seen to be spoiled.
+        # Not `maximum`, which may drop NaN: a row that is not finite must stay so.
         result = tl.where(result < 0.0, 0.0, result)
     if RESIDUAL:
         result += tl.load(residual + here, mask=inside, other=0.0).to(tl.float32)
@@ -88,7 +89,7 @@ def _normalise_back(
     BLOCK_A: tl.constexpr,
     RELU: tl.constexpr,
 ):
-    """Take the gradient back through one group of one sample; `sums` takes gain's and shift's."""
+    """Backward pass of one group of one sample; gradients of gain and shift go to `sums`."""
     number = tl.program_id(0).to(tl.int64)
     group, sample = number % GROUPS, number // GROUPS
     row = sample // batch

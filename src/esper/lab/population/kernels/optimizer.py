@@ -1,7 +1,7 @@
 """Clipping and SGD or AdamW over the stacks of a whole population in two launches.
 
-A table lists every piece of every network's parameters: where it is, where its gradient is, and
-whose it is. An owner is a host, or a seed or gate; a seed and its gate are clipped together.
+A table lists all pieces of all networks' parameters: address, address of the gradient, and owner.
+An owner is a host, a seed or a gate; a seed and its gate are clipped together.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PIECE = 1024
 """Elements of the largest piece."""
 
 _COLUMNS = 7
-"""Of the table, for every piece: addresses of parameters, momentum, squares and copy (0 to 3),
-where its gradient begins (4), its size (5), and whose it is (6)."""
+"""Columns of the table for every piece: addresses of parameters, momentum, squares and copy (0 to
+3), start of its gradient (4), size (5), and owner (6)."""
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def _move(
     SECOND_BETA: tl.constexpr,
     EPSILON: tl.constexpr,
 ):
-    """Move one piece by one step if its owner learns."""
+    """Take one step of one piece if its owner trains."""
     entry = tl.program_id(0)
     line = table + entry * COLUMNS
     owner = tl.load(line + 6)
@@ -75,7 +75,7 @@ def _move(
             total += tl.sum(tl.load(squares + begin + n, mask=begin + n < end, other=0.0))
         max_norm = tl.load(clips + owner)
         factor = max_norm / (tl.sqrt(total) + 1e-6)
-        # NaN compares false: a spoiled gradient spoils its owner, as it would alone.
+        # NaN compares false, so a gradient with NaN makes its owner NaN, as it would alone.
         factor = tl.where((factor > 1.0) | (max_norm == 0.0), 1.0, factor)
         rate, decay = tl.load(rates + owner), tl.load(decays + owner)
         momentum = tl.load(momenta + owner)
@@ -99,7 +99,7 @@ def _move(
             tl.store(means + e, mean, mask=inside)
         else:
             g += decay * value
-            # Zero times NaN would spoil a network that has no momentum.
+            # Zero times NaN would be NaN in a network without momentum.
             speed = tl.where(momentum > 0.0, momentum * speed, 0.0) + g
             value -= rate * speed
         tl.store(speeds + e, speed, mask=inside)
@@ -111,7 +111,7 @@ def _move(
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """A stack as the optimizer sees it: one owner for each of its networks."""
+    """The tensors of a stack for the optimizer; each network is one owner."""
 
     flat: Tensor
     """float32 [n, width]."""
@@ -119,24 +119,25 @@ class Owners:
     squares: Tensor | None
     """The mean of squared gradients, for AdamW; None for SGD."""
     copy: Tensor | None
-    """The parameters as they are used, [n, width]; None where that is `flat`."""
+    """The parameters in the compute precision, [n, width]; None if that is `flat`."""
     columns: Sequence[tuple[int, int]]
-    """(start, size) of every tensor that learns, in the order of its gradients."""
+    """(start, size) of every trained tensor, in the order of its gradients."""
 
 
 class Optimizer:
-    """The table for some stacks; owners are numbered stack by stack."""
+    """Optimizer of some stacks; owners are numbered stack by stack."""
 
     def __init__(
         self, stacks: Sequence[Owners], active: Tensor, partner: Tensor, training: OwnerTraining
     ) -> None:
-        """List every piece; addresses hold as long as the stacks are not moved.
+        """Build the table; its addresses are valid until a stack moves.
 
         Args:
-            stacks: Whose parameters move.
-            active: int64 [owners], 1 where an owner learns.
-            partner: int64 [owners], whose gradient is clipped together with this one's, or -1.
-            training: how everyone learns, in float32.
+            stacks: The stacks to train.
+            active: int64 [owners], 1 if an owner trains.
+            partner: int64 [owners], the owner whose gradient is clipped together with this one, or
+                -1.
+            training: optimizer settings of every owner, in float32.
         """
         device = stacks[0].flat.device
         lines, position, owner, start, tensor = [], 0, 0, 0, 0
@@ -193,7 +194,7 @@ class Optimizer:
         self._is_adamw = any(stack.squares is not None for stack in stacks)
 
     def step(self, gradient: Tensor) -> None:
-        """Clip and move everybody who learns; `gradient` holds all tensors' one after another."""
+        """Clip and step all active owners; `gradient` has all tensors' gradients, concatenated."""
         entries = (len(self.squares),)
         how = self._training
         _square[entries](self._table, gradient, self.squares, COLUMNS=_COLUMNS, PIECE=PIECE)
