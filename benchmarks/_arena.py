@@ -1,4 +1,4 @@
-"""Members that benchmarks measure, their data, and how many of them are run side by side."""
+"""Members that benchmarks measure: their jobs, data and options, and how jobs run in parallel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from esper.lab.tasks.task import DataCache, Task
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the networks of the arena are trained, apart from the learning rate."""
+    """Training settings of the networks, apart from the learning rate."""
 
     optimizer: OptimizerName = "sgd"
     weight_decay: float = 5e-4
@@ -36,17 +36,17 @@ class Recipe:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Recipe:
-        """Return what the command line says; what it has no option for is left as it is."""
+        """Return the recipe of the command line; fields without an option keep their defaults."""
         names = [field.name for field in dataclasses.fields(cls) if field.name in vars(options)]
         return cls(**{name: vars(options)[name] for name in names})
 
     def task(self, member: Member, learning_rate: float) -> Task:
-        """Return a member's task, trained in this way."""
+        """Return a member's task with these settings."""
         return member.task(learning_rate=learning_rate, **dataclasses.asdict(self))
 
 
 def add_recipe_options(parser: argparse.ArgumentParser, *, for_seeds: bool) -> None:
-    """Add what a `Recipe` is made of to a command line."""
+    """Add the options of a `Recipe`."""
     parser.add_argument("--schedule", default=SCHEDULE, choices=get_args(Schedule))
     parser.add_argument("--optimizer", default="sgd", choices=get_args(OptimizerName))
     parser.add_argument("--weight-decay", type=float, default=5e-4)
@@ -55,11 +55,13 @@ def add_recipe_options(parser: argparse.ArgumentParser, *, for_seeds: bool) -> N
             "--seed-rate",
             default="host",
             choices=get_args(SeedRate),
-            help="what the rates of seeds follow",
+            help="rate that seeds follow",
         )
-        parser.add_argument("--seed-factor", type=float, default=1.0, help="of the rates of seeds")
         parser.add_argument(
-            "--seed-warmup", type=int, default=0, help="epochs in which a seed's rate goes up"
+            "--seed-factor", type=float, default=1.0, help="factor on the rates of seeds"
+        )
+        parser.add_argument(
+            "--seed-warmup", type=int, default=0, help="warm-up epochs of a seed's rate"
         )
 
 
@@ -75,10 +77,10 @@ MEMBERS: tuple[Member, ...] = (
     Member(data="fashion14", host="residual", width=8, train_size=20_000),
     Member(data="cifar16", host="residual", width=8, train_size=2_000),
 )
-"""What is measured where no family is named, those that say most first."""
+"""Members to measure without a family, the most informative first."""
 
 STATIC_FACTORS = (1.5, 2.0)
-"""How much wider the hosts are that growing is compared with."""
+"""Factors of width of the static hosts that growing is compared with."""
 
 
 def wider(member: Member, factor: float) -> Member:
@@ -104,7 +106,7 @@ def members_of(family: str | None, split: FamilySplit, parts: Sequence[str] | No
 
 
 def add_member_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which members are measured."""
+    """Add the options that select members."""
     parser.add_argument("--family", help="measure members of this family")
     parser.add_argument(
         "--split", default="select", choices=("train", "select"), help="which of them"
@@ -112,8 +114,70 @@ def add_member_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--members", nargs="+", help="parts of labels; all by default")
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemberJob:
+    """One population on a member."""
+
+    member: Member
+    learning_rate: float
+    recipe: Recipe
+    seeds: tuple[int, ...]
+    folder: Path | None
+    device: str
+    strategy: str
+    bf16: bool
+    test_limit: int | None
+    deadline: float
+
+    @staticmethod
+    def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+        """Return the fields that the command line sets for all jobs."""
+        on_cuda = is_cuda(options.device)
+        return {
+            "recipe": Recipe.of(options),
+            "seeds": tuple(range(options.first_seed, options.first_seed + options.seeds)),
+            "folder": options.data,
+            "device": options.device,
+            "strategy": options.strategy or ("stacked" if on_cuda else "sequential"),
+            "bf16": on_cuda and not options.fp32,
+            "test_limit": options.test_limit,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return the entries of its record that do not depend on results."""
+        member = self.member
+        return {
+            "member": member.label,
+            "data": member.data,
+            "host": member.host,
+            "train_size": member.train_size,
+            "width": member.width,
+            "learning_rate": self.learning_rate,
+            **dataclasses.asdict(self.recipe),
+            "seeds": list(self.seeds),
+        }
+
+
+def add_run_options(
+    parser: argparse.ArgumentParser, *, out: str, seconds: float, seeds: int, first_seed: int
+) -> None:
+    """Add the options of `MemberJob` and of the output; the arguments are their defaults."""
+    parser.add_argument("--data", type=Path, help="folder of the data; the usual places by default")
+    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--summary", type=Path, help="print the tables of this file and end")
+    parser.add_argument("--seconds", type=float, default=seconds, help="time limit")
+    parser.add_argument("--seeds", type=int, default=seeds, help="networks of each kind")
+    parser.add_argument("--first-seed", type=int, default=first_seed)
+    parser.add_argument("--horizon", type=int, help="epochs; the members' own by default")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--strategy", default=None, help="stacked on a CUDA device by default")
+    parser.add_argument("--fp32", action="store_true", help="no BF16 on a CUDA device")
+    parser.add_argument("--jobs", type=int, default=0, help="processes; 0 chooses")
+    parser.add_argument("--test-limit", type=int, help="number of test images, for trials")
+
+
 def load(task: Task, folder: Path | None, test_limit: int | None) -> TaskData:
-    """Return the data of a task, which other tasks may share in part."""
+    """Return the data of a task; tasks share the data of the same source."""
     data = _data_cache(folder).load(task)
     if test_limit is None:
         return data
@@ -129,13 +193,6 @@ def load(task: Task, folder: Path | None, test_limit: int | None) -> TaskData:
 @lru_cache(maxsize=1)
 def _data_cache(folder: Path | None) -> DataCache:
     return DataCache(folder, "cpu")
-
-
-def pick_jobs(asked: int, device: str) -> int:
-    """Return how many processes run at once: several share a CUDA device, one a CPU."""
-    if asked:
-        return asked
-    return 6 if is_cuda(device) else 1
 
 
 def is_cuda(device: str) -> bool:
@@ -168,8 +225,31 @@ def work_through(
                 return
 
 
+def record_all(
+    work: Callable[[Any], dict[str, Any]],
+    items: Sequence[Any],
+    jobs: int,
+    options: argparse.Namespace,
+    describe: Callable[[dict[str, Any]], str],
+) -> list[dict[str, Any]]:
+    """Append the record of each item to `options.out`, print a line about it, and return all."""
+    started = time.time()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    records = []
+    with options.out.open("a", encoding="utf-8") as file:
+        for record in work_through(work, items, jobs, started + options.seconds):
+            records.append(record)
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            text = f"failed: {record['error']}" if "error" in record else describe(record)
+            spent = time.time() - started
+            print(f"[{spent:4.0f} s] {len(records)}/{len(items)} {text}", flush=True)
+    print(f"{len(records)} of {len(items)} done after {time.time() - started:.0f} s\n")
+    return records
+
+
 class _Guarded:
-    """Work whose failure is a result; a class, so that it can be sent to another process."""
+    """Turns an error of the work into a record; a class, so that it can be pickled."""
 
     def __init__(self, work: Callable[[Any], dict[str, Any]]) -> None:
         self.work = work
@@ -186,7 +266,7 @@ class _Guarded:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of JSON lines, but for one that was broken off."""
+    """Return the records of a file of JSON lines, without incomplete lines."""
     records = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:

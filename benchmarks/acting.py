@@ -1,7 +1,7 @@
-"""Milliseconds of a population's step while seeds come and go: what a controller waits for.
+"""Measure the milliseconds of a population's step while random actions add and remove seeds.
 
 Every row acts at random, so topologies change at every step; captures are counted. With `--grown`
-nobody acts and every slot of every row has a seed: that is the most memory a population takes.
+no row acts and every slot of every row has a seed: the largest memory that a population needs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Live through some steps and return their times; captures are those of all steps."""
+    """Run some steps; return their times, and the captures of all steps."""
     import torch
 
     from esper.lab.bench import now

@@ -1,8 +1,8 @@
-"""A small network with BatchNorm on digits: what is delivered, and what fresh statistics give.
+"""Compare the returned BatchNorm network with the same weights after PyTorch's `update_bn`.
 
-For every seed one `esper.grow` of two blocks with the default controller, beside its twin. The test
-accuracy of what it returns is compared with that of a copy whose BatchNorm statistics PyTorch's
-`update_bn` has taken anew on the whole training set.
+For every seed `esper.grow` grows a network of two blocks on digits with the default controller, and
+trains its twin. The test accuracy of the result is compared with that of a copy whose BatchNorm
+statistics `update_bn` recomputed on the whole training set.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def make_model(seed: int) -> nn.Module:
 
 
 def grow_one(seed: int, epochs: int = EPOCHS, statistics: bool = True) -> dict[str, Any]:
-    """Grow one network; return test accuracies in points, as delivered and with fresh statistics.
+    """Grow one network; return test accuracies in points, as returned and with fresh statistics.
 
     Args:
         seed: of the run.
         epochs: its length.
-        statistics: whether the run takes statistics anew, as it does by default.
+        statistics: whether the run recomputes statistics, as it does by default.
     """
     import esper
     from esper.growth.config import GardenerConfig, GrowthConfig

@@ -1,15 +1,15 @@
-"""Is a finished network worth growing further, or is the larger one better trained from scratch?
+"""Compare growing a finished network further with training the larger one from scratch.
 
 Two cells. `gpt`: a finished byte-level GPT of two blocks (task `sources`) is deepened to four.
-`cnn`: the heuristic adds seeds to a finished network of the task `digits`. Beside each, at the same
-additional compute, the larger network is trained from scratch, and the finished one is trained on
-as it is. Every arm is run at two learning rates, the task's own and half of it; the summary takes
-the better on validation data. What the finished network itself took is not counted.
+`cnn`: the heuristic adds seeds to a finished network of the task `digits`. With the same additional
+compute, the larger network is trained from scratch, and the finished one is trained further without
+growing. Every arm runs at the task's learning rate and at half of it; the summary uses the better
+one on validation data. The compute of the finished network is not counted.
 
     python -m benchmarks checkpoints --seeds 0 1 2 3
     python -m benchmarks checkpoints --summary
 
-Results are lines of JSON, one for each run; what is there is not run again.
+Results are lines of JSON, one for each run; existing ones are not run again.
 """
 
 from __future__ import annotations

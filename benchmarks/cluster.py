@@ -1,4 +1,4 @@
-"""How much faster two Ray actors are than one, and what the way to them costs.
+"""Measure the speed-up of two Ray actors over one, and the cost of transfer.
 
 One cluster on this machine; the same rows live in one actor and in two, step by step in turns, so
 that whatever else the machine does falls on both; figures are medians over steps. *Transfer* is

@@ -1,4 +1,4 @@
-"""The variants that the design documents ask about, side by side on a problem with a known optimum.
+"""Compare the variants of the design documents on a problem with a known optimum.
 
 `python -m benchmarks comparisons` trains every variant on the same seeds of `graded` and writes one
 table: share of the best possible return, explained variance, time of a round, memory. Each row

@@ -1,4 +1,4 @@
-"""How the live page holds up: millions of decisions, a writer beside it, a run that it watches.
+"""Measure the live page: answers on millions of decisions, memory, and its load on a run.
 
 Makes a training run of `--decisions` in `--out` (kept for the next time), starts the server on it,
 and measures what an opened page asks for, the server's memory, and whether a writer that goes on

@@ -1,4 +1,4 @@
-"""What Deepen costs: a step with sleeping blocks, and one with all awake, over plain networks."""
+"""Measure the overhead of Deepen: steps with sleeping and with all blocks, over plain networks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What `esper demo` measures, over seeds, learning rates and instruction sets.
+"""Repeat `esper demo` over seeds, learning rates and instruction sets.
 
-The networks are trained as the demo trains them, without its picture and its report. A file of
-results (`--out`) goes on where it stopped.
+The networks are trained as in the demo, without picture and report. With a file of results
+(`--out`), the command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Job = tuple[int, int, float | None]
 
 
 def measure(job: Job, name: str = "", out: str | None = None, compute: float = 1.0) -> Any:
-    """Train one network of the demo; write and return what came of it."""
+    """Train one network of the demo; write and return its results."""
     from dataclasses import replace
 
     from esper.scripts.cli.demo import ARMS

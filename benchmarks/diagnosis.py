@@ -1,4 +1,4 @@
-"""The diagnosis of document 004, in the figures of a training run: does the controller collapse?"""
+"""Print the figures of document 004 for a training run: does the controller collapse?"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The heuristic against its WAIT-only twin on digits: test accuracy, paired over seeds.
+"""Compare the heuristic with its twin, which never grows, on digits: test accuracy by seed.
 
-For every seed one run of `esper grow --task digits --controller heuristic --keep last`; the twin
-has the same initial weights and sees the same batches. `--sets` runs all of it under every
-instruction set that the processor has.
+Every seed is one run of `esper grow --task digits --controller heuristic --keep last`; the twin has
+the same initial weights and batches. `--sets` repeats all runs under every instruction set of the
+processor.
 """
 
 from __future__ import annotations

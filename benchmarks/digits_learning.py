@@ -1,4 +1,4 @@
-"""Does a trained controller pay on digits? Greedy on fresh seeds, against waiting and random."""
+"""Evaluate a trained controller on digits: greedy on fresh seeds, against waiting and random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a change of the learner bring on digits? Asked of a model of the task, in minutes.
+"""Test a change of the learner in minutes, on a model of the digits task.
 
 `python -m benchmarks digits_model --set ppo.clip=0.2 --set reward.twin.open_seed_cost=0.2` trains
 the learner of the `digits` recipe, with settings changed as in `esper train`, where nothing else is

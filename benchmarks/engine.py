@@ -1,8 +1,8 @@
-"""Throughput of the population engine: row-epochs and images per second, per phase, with memory.
+"""Measure the population engine: row-epochs and images per second, phases, memory.
 
-What is measured and how is in `esper.lab.bench.engine`; `esper bench engine` shows the same.
-With `--processes K`, the workers strategy and as many independent processes that have the same rows
-one after another take turns on the CPU; their summed rate is what the workers are compared with.
+What is measured and how is in `esper.lab.bench.engine`; `esper bench engine` shows the same. With
+`--processes K`, the workers strategy and as many independent processes that have the same rows one
+after another take turns on the CPU; their summed rate is what the workers are compared with.
 """
 
 from __future__ import annotations

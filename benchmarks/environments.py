@@ -1,4 +1,4 @@
-"""What the vector environment costs beside the population it is made of.
+"""Measure the overhead of the vector environment over a bare population.
 
 The same rows live twice in one process, by the same actions: in `GrowVectorEnv`, and in a bare
 population whose masks are asked for after every step. They step in turns, so that whatever else the

@@ -1,4 +1,4 @@
-"""What an un-grown Garden costs over the plain model, as a ratio measured in one run."""
+"""Measure the overhead of a Garden without seeds over the plain model."""
 
 from __future__ import annotations
 

@@ -1,20 +1,19 @@
-"""How much growing is worth on every task of the arena: the best of 16 plans over waiting.
+"""Measure the gain of the best of 16 plans over waiting, for every member of the arena.
 
-All plans with all seeds are rows of one population, the waiting host among them, so every row has a
-twin with the same initial weights and batches. The learning rate is the one at which the waiting
-host does best: that of `esper.lab.tasks.member`, or of `--tuned`, what `python -m benchmarks
-tune_hosts` wrote, which also says how good wider hosts are. Plans name one of three slots, so
-members of three blocks are measured; what growing brings to residual hosts is left for the claim.
+All plans with all seeds, and the host that only waits, are rows of one population, so every row has
+a twin with the same initial weights and batches. The learning rate is tuned for the waiting host:
+that of `esper.lab.tasks.member`, or that of the file `--tuned`, which `python -m benchmarks
+tune_hosts` writes and which also has the scores of wider hosts. Plans name one of three slots, so
+members have three blocks. Residual hosts are left out, because claims are measured on them.
 
-The best plan is chosen on one half of the seeds and its gain taken on the other; the second
-estimate leaves out one seed at a time, chooses on all others, and is as fair but uses every seed.
+There are two estimates of the gain. One chooses the best plan on half of the seeds and measures it
+on the other half. The other chooses on all seeds but one and measures on that one, for every seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from dataclasses import dataclass
@@ -27,45 +26,35 @@ from torch import Tensor
 
 from benchmarks._arena import (
     STATIC_FACTORS,
-    Recipe,
+    MemberJob,
     add_member_options,
     add_recipe_options,
+    add_run_options,
     is_cuda,
     load,
     members_of,
     read_lines,
-    work_through,
+    record_all,
 )
 from benchmarks.table import print_table
 from benchmarks.tune_hosts import RATES, best_by_member
 from esper.lab.proof.plans import STANDARD_PLANS, Plan
-from esper.lab.tasks.member import Member
 from esper.leyline.controller import ControllerContext
 from esper.leyline.stages import SeedStage
 from esper.simic.training.evaluation import Interval, paired_interval
 from esper.tamiyo.controllers.schedule import ScheduleController, parse_schedule
 
 
-@dataclass(frozen=True)
-class Job:
+@dataclass(frozen=True, kw_only=True)
+class Job(MemberJob):
     """One member with all its plans."""
 
-    member: Member
-    learning_rate: float
-    recipe: Recipe
     plans: tuple[Plan, ...]
-    seeds: tuple[int, ...]
     min_training: int
-    folder: Path | None
-    device: str
-    strategy: str
-    bf16: bool
-    test_limit: int | None
-    deadline: float
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Let every plan grow every seed's network, and return all scores."""
+    """Play every plan on every seed and return the record."""
     from esper.lab.population.engine import PopulationConfig
     from esper.lab.population.population import Population
 
@@ -120,16 +109,9 @@ def run(job: Job) -> dict[str, Any]:
             "rolled_back_last": int(signals.rolled_back[rows].sum()),
         }
     return {
-        "member": job.member.label,
-        "data": job.member.data,
-        "host": job.member.host,
-        "train_size": job.member.train_size,
-        "width": job.member.width,
-        "learning_rate": job.learning_rate,
-        **dataclasses.asdict(job.recipe),
+        **job.facts(),
         "epochs": epochs,
         "horizon": horizon,
-        "seeds": list(job.seeds),
         "strategy": population.strategy,
         "captures": captures,
         "train_s": round(trained - started, 1),
@@ -219,7 +201,7 @@ def print_summary(records: list[dict[str, Any]], tuned: dict[str, dict[str, Any]
 
 
 def _static(record: dict[str, Any], factor: float, tuned: dict[str, dict[str, Any]]) -> str:
-    """Say how much better the wider host is at its own rate than the waiting one at its own."""
+    """Return the gain of a wider host over the host, each at its best rate."""
     width = record["width"]
     wide = tuned.get(record["member"].replace(f" {width}x", f" {round(factor * width)}x", 1))
     own = tuned.get(record["member"])
@@ -240,26 +222,13 @@ def main(arguments: list[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--data", type=Path, help="folder of the data; the usual places if not given"
-    )
-    parser.add_argument("--out", type=Path, default=Path("headroom.jsonl"))
-    parser.add_argument("--tuned", type=Path, help="what tune_hosts wrote")
-    parser.add_argument("--summary", type=Path, help="print the tables of this file and end")
-    parser.add_argument("--seconds", type=float, default=500.0, help="stop by then")
+    add_run_options(parser, out="headroom.jsonl", seconds=500.0, seeds=8, first_seed=100)
+    parser.add_argument("--tuned", type=Path, help="a file that tune_hosts wrote")
     add_member_options(parser)
     parser.add_argument("--plans", nargs="+", help="parts of names; all by default")
     parser.add_argument("--learning-rate", type=float, help="where none is tuned")
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--first-seed", type=int, default=100)
-    parser.add_argument("--horizon", type=int, help="epochs; the members' own by default")
     add_recipe_options(parser, for_seeds=True)
     parser.add_argument("--min-training", type=int, default=10, help="epochs before blending")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--strategy", default=None, help="stacked on a CUDA device by default")
-    parser.add_argument("--fp32", action="store_true", help="no BF16 on a CUDA device")
-    parser.add_argument("--jobs", type=int, default=0, help="processes; 0 chooses")
-    parser.add_argument("--test-limit", type=int, help="only so many test images, for trials")
     options = parser.parse_args(arguments)
     tuned = {}
     if options.tuned:
@@ -278,15 +247,17 @@ def main(arguments: list[str]) -> int:
     if options.seeds < 2:
         parser.error("an interval needs at least 2 seeds")
     started = time.time()
-    on_cuda = is_cuda(options.device)
     plans = tuple(
         plan
         for plan in STANDARD_PLANS
         if options.plans is None or any(part in plan.name for part in options.plans)
     )
+    # Rows that are cut short are still scored, which takes time.
+    deadline = started + options.seconds - min(45.0, options.seconds / 4)
+    settings = MemberJob.settings_of(options)
     jobs = []
     for member in members_of(options.family, options.split, options.members):
-        # What growing brings to residual hosts is left for the claim.
+        # Claims are measured on residual hosts.
         if member.host == "residual":
             continue
         if options.horizon:
@@ -299,33 +270,16 @@ def main(arguments: list[str]) -> int:
             Job(
                 member=member,
                 learning_rate=rate,
-                recipe=Recipe.of(options),
                 plans=plans,
-                seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
                 min_training=options.min_training,
-                folder=options.data,
-                device=options.device,
-                strategy=options.strategy or ("stacked" if on_cuda else "sequential"),
-                bf16=on_cuda and not options.fp32,
-                test_limit=options.test_limit,
-                # Rows that are cut short are still scored, which takes a while.
-                deadline=started + options.seconds - min(45.0, options.seconds / 4),
+                deadline=deadline,
+                **settings,
             )
         )
-    processes = options.jobs or (4 if on_cuda else 1)
+    processes = options.jobs or (4 if is_cuda(options.device) else 1)
     rows = options.seeds * (len(plans) + 1)
     print(f"{len(jobs)} members with {rows} rows each, {processes} at once", flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    records = []
-    with options.out.open("a", encoding="utf-8") as file:
-        for record in work_through(run, jobs, processes, started + options.seconds):
-            records.append(record)
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            name = record.get("member") or f"failed: {record.get('error')}"
-            spent = time.time() - started
-            print(f"[{spent:4.0f} s] {len(records)}/{len(jobs)} {name}", flush=True)
-    print(f"{len(records)} of {len(jobs)} done after {time.time() - started:.0f} s\n")
+    records = record_all(run, jobs, processes, options, lambda record: record["member"])
     print_summary(records, tuned)
     return 0
 

@@ -1,4 +1,4 @@
-"""Does a trained controller pay on images? Greedy on fresh seeds, against simple ways to grow.
+"""Evaluate a trained controller on images: greedy on fresh seeds, against simple controls.
 
 It is compared with waiting, with random choices, with the heuristic and with fixed plans. Plans are
 tried on a third of the seeds, the best few of them on all; the best is the one with the highest

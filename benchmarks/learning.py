@@ -1,4 +1,4 @@
-"""How much of the best possible return does the learner reach where it is known?
+"""Measure the learner's share of the best possible return, on problems with a known optimum.
 
 `python -m benchmarks learning --problem trap --seeds 5` trains with the learner of the `digits`
 recipe; the problem's choices that pay are drawn from the same seeds as the learner. Options change

@@ -1,4 +1,4 @@
-"""How fast sb3-contrib's MaskablePPO learns to grow, beside our own learner.
+"""Compare the learning curve of sb3-contrib's MaskablePPO with that of Esper's learner.
 
     python -m benchmarks maskable_ppo cifar16 --seconds 240 --device cuda --out ppo.json
     esper train cifar16 --device cuda --set evaluate_every=0 --out runs/cifar16

@@ -1,4 +1,4 @@
-"""Esper beside plain training, PEFT, PerforatedAI and gromo: same tasks, tuned rates, compute.
+"""Compare Esper with plain training, PEFT, PerforatedAI and gromo at equal compute.
 
     pip install --no-deps --target PEERS peft perforatedai gromo    # and what these need but torch
     python -m benchmarks peers --peers PEERS --out research/peers/results.jsonl

@@ -1,7 +1,7 @@
-"""Running independent measurements side by side, one torch thread each, with progress.
+"""Run independent measurements in parallel, one torch thread each, with progress.
 
-What training ends with differs from one processor to the next. A figure that is to hold on others
-is measured under several instruction sets: `run_under`.
+Results of training differ between processors. A figure that has to hold on all of them is measured
+under several instruction sets: `run_under`.
 """
 
 from __future__ import annotations

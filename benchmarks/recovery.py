@@ -1,11 +1,11 @@
-"""Can a run whose heads have collapsed be rescued? Collapses one on real networks, then tries.
+"""Collapse the heads of a training run, then measure which continuations rescue it.
 
 A controller starts on the embedded digits with heads that are certain of one blueprint and one
 tempo, and is trained as the briefing (004) describes its sick run: an entropy bonus, a penalty
-below the entropy's floor, no probability floors. Copies of that run are then continued by
-`esper train --resume` in several ways: as it is; with floors and KL(uniform, policy); and with both
-heads started afresh as well. What every round decided and earned is compared. A quarter of an hour
-on two busy cores.
+below the entropy's floor, no probability floors. Copies of that run are then continued by `esper
+train --resume` in several ways: as it is; with floors and KL(uniform, policy); and with both heads
+started afresh as well. What every round decided and earned is compared. A quarter of an hour on two
+busy cores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When each WAIT-only preset settles: the epoch at which the stabilisation latch closes."""
+"""Measure the epoch at which the host-stability latch closes, for every preset without growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks that no controller has seen: does the default help, or leave them alone at least?
+"""Measure the default controller on networks that no controller was trained on.
 
     python -m benchmarks strangers run --data DATA --out research/strangers/results.jsonl
     python -m benchmarks strangers summary research/strangers/results.jsonl

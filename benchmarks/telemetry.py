@@ -1,4 +1,4 @@
-"""What telemetry costs a run, per call and as a share of a growing run, and how fast it answers.
+"""Measure the cost of telemetry, per call and as a share of a growing run, and of queries.
 
 The share is measured in one run of `digits`: the processor time of calls to the store and of its
 threads, over the processor time of the run. `--fill N` makes a store of N decisions in `--out` and

@@ -1,9 +1,9 @@
-"""The two TRAINING modes, over all blueprints and slots of digits.
+"""Compare the two TRAINING modes over all blueprints and slots of digits.
 
 A seed is germinated at epoch 10, trained in isolation, blended and fossilized, in both modes, from
 the same initial weights and with the same batches. Reported per blueprint, over slots and seeds:
-what switching the seed fully on at the end of TRAINING does to the validation score, the final
-test accuracy over the twin's, and the time of an epoch in TRAINING.
+what switching the seed fully on at the end of TRAINING does to the validation score, the final test
+accuracy over the twin's, and the time of an epoch in TRAINING.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine of this tree against that of another checkout, taking turns in one run.
+"""Compare the engine's speed with that of another checkout, in turns within one run.
 
     python -m benchmarks trees --other ../before --cases digits:stacked:4 cifar_baseline:stacked:64
 

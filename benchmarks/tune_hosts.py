@@ -1,40 +1,36 @@
-"""The learning rate at which a host that only waits does best, for every task of the arena.
+"""Tune the learning rate of hosts that never grow, for every member of the arena.
 
-Each learning rate is one population of waiting rows; the best is chosen by the validation score,
-and the test score says how good the host is then. Hosts of 1.5 and 2 times the width are tuned
-alike: they are what a grown network is compared with. Every run is a line of JSON in `--out`.
+Each learning rate is one population of rows that wait. The best rate is chosen by the validation
+score; the test score is that of the best rate. Hosts of 1.5 and 2 times the width are tuned too,
+because grown networks are compared with them. Every run is a line of JSON in `--out`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import sys
 import time
 from collections import defaultdict
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks._arena import (
     STATIC_FACTORS,
-    Recipe,
+    MemberJob,
     add_member_options,
     add_recipe_options,
+    add_run_options,
     is_cuda,
     load,
     members_of,
-    pick_jobs,
     read_lines,
+    record_all,
     wider,
-    work_through,
 )
 from benchmarks.table import print_table
 from esper.kasmina.training import OptimizerName
-from esper.lab.tasks.member import Member
 
 RATES: dict[OptimizerName, tuple[float, ...]] = {
     "sgd": (0.1, 0.2, 0.05, 0.025, 0.4, 0.0125, 0.8),
@@ -46,24 +42,8 @@ LAST = 3
 """Epochs over which validation scores are averaged: one alone is noisy."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """One population of waiting rows."""
-
-    member: Member
-    learning_rate: float
-    recipe: Recipe
-    seeds: tuple[int, ...]
-    folder: Path | None
-    device: str
-    strategy: str
-    bf16: bool
-    test_limit: int | None
-    deadline: float
-
-
-def run(job: Job) -> dict[str, Any]:
-    """Train the rows to the end and return their scores."""
+def run(job: MemberJob) -> dict[str, Any]:
+    """Train the rows of a job and return its record."""
     from esper.lab.population.engine import PopulationConfig
     from esper.lab.population.population import Population
     from esper.leyline.actions import placeholder_actions
@@ -94,15 +74,8 @@ def run(job: Job) -> dict[str, Any]:
     last = [fmean(each) for each in zip(*scores[-LAST:], strict=True)]
     middle = scores[len(scores) // 2 - 1]
     return {
-        "member": job.member.label,
-        "data": job.member.data,
-        "host": job.member.host,
-        "train_size": job.member.train_size,
-        "width": job.member.width,
-        "learning_rate": job.learning_rate,
-        **dataclasses.asdict(job.recipe),
+        **job.facts(),
         "horizon": horizon,
-        "seeds": list(job.seeds),
         "parameters": task.host_parameters,
         "flops": task.host_flops,
         "val": last,
@@ -195,75 +168,42 @@ def print_summary(records: list[dict[str, Any]]) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks tune_hosts", description=__doc__)
-    parser.add_argument(
-        "--data", type=Path, help="folder of the data; the usual places if not given"
-    )
-    parser.add_argument("--out", type=Path, default=Path("tune_hosts.jsonl"))
-    parser.add_argument("--summary", type=Path, help="print the table of this file and end")
-    parser.add_argument("--seconds", type=float, default=240.0, help="stop by then")
+    add_run_options(parser, out="tune_hosts.jsonl", seconds=240.0, seeds=6, first_seed=0)
     add_member_options(parser)
     parser.add_argument("--no-wider", action="store_true", help="leave the wider hosts out")
     parser.add_argument(
         "--rates", type=float, nargs="+", help="learning rates (default: some for the optimizer)"
     )
-    parser.add_argument("--seeds", type=int, default=6, help="rows of every population")
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--horizon", type=int, help="epochs; the members' own by default")
     add_recipe_options(parser, for_seeds=False)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--strategy", default=None, help="stacked on a CUDA device by default")
-    parser.add_argument("--fp32", action="store_true", help="no BF16 on a CUDA device")
-    parser.add_argument("--jobs", type=int, default=0, help="processes; 0 chooses")
-    parser.add_argument("--test-limit", type=int, help="only so many test images, for trials")
     options = parser.parse_args(arguments)
     if options.summary is not None:
         print_summary(read_lines(options.summary))
         return 0
-    started = time.time()
-    on_cuda = is_cuda(options.device)
+    deadline = time.time() + options.seconds
     members = members_of(options.family, options.split, options.members)
     if options.horizon:
         members = [dataclasses.replace(member, horizon=options.horizon) for member in members]
     if not options.no_wider:
         members += [wider(member, factor) for factor in STATIC_FACTORS for member in members]
     members = list(dict.fromkeys(members))
+    settings = MemberJob.settings_of(options)
     jobs = [
-        Job(
-            member=member,
-            learning_rate=rate,
-            recipe=Recipe.of(options),
-            seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
-            folder=options.data,
-            device=options.device,
-            strategy=options.strategy or ("stacked" if on_cuda else "sequential"),
-            bf16=on_cuda and not options.fp32,
-            test_limit=options.test_limit,
-            deadline=started + options.seconds,
-        )
+        MemberJob(member=member, learning_rate=rate, deadline=deadline, **settings)
         # Rates outside: hosts of different shape come first, each in a process that compiles it.
         for rate in options.rates or RATES[options.optimizer]
         for member in members
     ]
-    processes = pick_jobs(options.jobs, options.device)
+    # Several processes share a CUDA device.
+    processes = options.jobs or (6 if is_cuda(options.device) else 1)
     print(f"{len(jobs)} populations of {options.seeds} rows, {processes} at once", flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    records = []
-    with options.out.open("a", encoding="utf-8") as file:
-        for record in work_through(run, jobs, processes, started + options.seconds):
-            records.append(record)
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            print(_line(record, len(records), len(jobs), time.time() - started), flush=True)
-    print(f"{len(records)} of {len(jobs)} done after {time.time() - started:.0f} s\n")
+    records = record_all(run, jobs, processes, options, _line)
     print_summary(records)
     return 0
 
 
-def _line(record: dict[str, Any], number: int, count: int, seconds: float) -> str:
-    if "error" in record:
-        return f"[{seconds:4.0f} s] {number}/{count} failed: {record['error']}"
+def _line(record: dict[str, Any]) -> str:
     return (
-        f"[{seconds:4.0f} s] {number}/{count} {record['member']} at {record['learning_rate']:g}: "
+        f"{record['member']} at {record['learning_rate']:g}: "
         f"val {_mean(record['val']):.1f} test {_mean(record['test']):.1f} "
         f"({record['train_s']:.1f} + {record['test_s']:.1f} s)"
     )

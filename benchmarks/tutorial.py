@@ -1,4 +1,4 @@
-"""The tutorial on five seeds: what grows, and what does it bring over the twin?
+"""Run the tutorial on five seeds; print what grows and the gain over the twin.
 
 `--sets` runs it under every instruction set that the processor has.
 """

@@ -1,4 +1,4 @@
-"""Seconds to validate 512 CIFAR images with three blended seeds, against one pass for each."""
+"""Measure validation with ablations: shared passes against one pass per configuration."""
 
 from __future__ import annotations
 

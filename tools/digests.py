@@ -1,4 +1,4 @@
-"""Digests of what eight small runs compute, to show that a change of the code changed no result.
+"""Digests of the results of eight small runs, to show that a code change did not change them.
 
 `python -m tools.digests [NAME ...]` plays the runs and compares every figure with digests.json
 beside this file; it names what differs and exits with 1. `--write` records the figures instead.

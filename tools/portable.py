@@ -2,12 +2,13 @@
 
 `python -m tools.portable [--set NAME]... [--threads N]... [--jobs N] [PYTEST ARGUMENT ...]`
 
-A test that passes with one instruction set alone rests on the last bits of its arithmetic, and
-fails on somebody's processor. Sets that this processor lacks are skipped by name. Which tests train
-is said by tests/trains.py. More arguments go to pytest: paths instead of all tests, `-x`, `-k`.
+A test that passes under only one instruction set depends on the last bits of its arithmetic, and
+fails on other processors. Sets that this processor lacks are skipped by name. `tests/trains.py`
+lists the tests that train. Further arguments go to pytest: paths instead of all tests, `-x`, `-k`.
 
-Networks this small lose time with two threads. So each set runs all tests with one thread, and with
-two its share of them: every test is run with two threads once. `--threads 2` runs all under each.
+Small networks are slower with two threads. So each set runs all tests with one thread, and a share
+of them with two: every test runs with two threads under one set. `--threads 2` runs all tests under
+each set.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CHOSEN = "trains and (not slow or figures) and not gpu and not integrations"
 
 @dataclass(frozen=True)
 class Setting:
-    """What one pass over the tests runs under."""
+    """Instruction set and threads of one pass over the tests."""
 
     instruction_set: str
     threads: int
@@ -63,7 +64,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one pass."""
+    """Result of one pass."""
 
     setting: Setting
     code: int
@@ -75,7 +76,7 @@ class Outcome:
 
 
 def plan(sets: Sequence[str], threads: Sequence[int] | None = None) -> list[Setting]:
-    """Return what is run: all tests with these threads, or with one, and with two in shares."""
+    """Return the settings to run: these threads, or all tests with one and shares with two."""
     if threads:
         return [Setting(name, count) for count in threads for name in sets]
     shares = [Setting(name, 2, f"{i}/{len(sets)}") for i, name in enumerate(sets, start=1)]
@@ -83,7 +84,7 @@ def plan(sets: Sequence[str], threads: Sequence[int] | None = None) -> list[Sett
 
 
 def run_tests(setting: Setting, jobs: int, arguments: Sequence[str]) -> Outcome:
-    """Run the tests under a setting; what pytest says is printed as it comes."""
+    """Run the tests under a setting; print pytest's output as it comes."""
     side_by_side = ["-n", str(jobs)] if jobs > 1 else []
     command = [sys.executable, "-m", "pytest", "-q", *side_by_side, "-m", CHOSEN, *arguments]
     started = time.monotonic()

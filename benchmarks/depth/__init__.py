@@ -1,4 +1,4 @@
-"""What growing depth by copies saves: loss against training compute, grown and static networks.
+"""Compare networks that grow in depth with static ones: loss against training compute.
 
     python -m benchmarks depth run small --out small.jsonl --workers 2   # a CPU is enough
     python -m benchmarks depth corpus --out DATA     # the texts of the larger cells
@@ -6,9 +6,9 @@
     python -m benchmarks depth run python-short prose --data DATA --out results.jsonl --seconds 540
     python -m benchmarks depth summary results.jsonl small.jsonl
 
-`run` goes on where it was stopped: what is in the file is not trained again. Where time is up, the
-run in progress is dropped. Cells: python-short, python-long, prose, ladder, vit, cnn (each wants a
-GPU) and small. Raw results are kept in research/depth.
+`run` continues where it stopped: runs in the file are not repeated. At the time limit, the run in
+progress is dropped. Cells: python-short, python-long, prose, ladder, vit, cnn (each wants a GPU)
+and small. Raw results are kept in research/depth.
 """
 
 from benchmarks.depth.command import main

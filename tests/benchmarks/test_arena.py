@@ -1,10 +1,24 @@
-"""Which members benchmarks measure, and what is told of their rates."""
+"""Members that benchmarks measure, their jobs and records, and the choice of rates."""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from benchmarks._arena import MEMBERS, members_of, wider
+import pytest
+
+from benchmarks._arena import (
+    MEMBERS,
+    MemberJob,
+    add_recipe_options,
+    add_run_options,
+    members_of,
+    read_lines,
+    record_all,
+    wider,
+)
 from benchmarks.tune_hosts import best_by_member, rates_by_size
 from esper.lab.tasks import Member, get_family
 
@@ -52,3 +66,37 @@ def test_rates_are_summed_up_as_the_table_of_rates_has_them() -> None:
     assert rates_by_size(records) == [("cifar16", "plain", 20_000, {0.1: 45.0, 0.2: 46.0})]
     best = best_by_member(records)
     assert [each["learning_rate"] for each in best.values()] == [0.2, 0.4]
+
+
+def make_options(**changes: object) -> Namespace:
+    parser = ArgumentParser()
+    add_run_options(parser, out="unused.jsonl", seconds=60.0, seeds=3, first_seed=5)
+    add_recipe_options(parser, for_seeds=False)
+    options = parser.parse_args(["--device", "cpu"])
+    return Namespace(**{**vars(options), **changes})
+
+
+def test_a_job_follows_the_command_line_and_names_its_settings() -> None:
+    settings = MemberJob.settings_of(make_options(schedule="cosine"))
+    assert (settings["strategy"], settings["bf16"]) == ("sequential", False)
+    job = MemberJob(member=MEMBERS[0], learning_rate=0.1, deadline=0.0, **settings)
+    facts = job.facts()
+    assert facts["member"] == MEMBERS[0].label
+    assert (facts["learning_rate"], facts["schedule"], facts["seeds"]) == (0.1, "cosine", [5, 6, 7])
+
+
+def test_records_are_appended_and_a_failure_does_not_end_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(item: int) -> dict[str, Any]:
+        return {"value": 12 // item}
+
+    out = tmp_path / "new" / "found.jsonl"
+    records = record_all(work, [0, 3], 1, make_options(out=out), lambda each: f"is {each['value']}")
+    assert records[0]["error"].startswith("ZeroDivisionError")
+    assert records[1] == {"value": 4}
+    assert read_lines(out) == records
+    printed = capsys.readouterr().out
+    assert "1/2 failed: ZeroDivisionError" in printed
+    assert "2/2 is 4" in printed
+    assert "2 of 2 done" in printed

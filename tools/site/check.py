@@ -1,4 +1,4 @@
-"""What a finished site must not have: links that lead nowhere, and anything loaded from elsewhere.
+"""Check a finished site for broken links and for anything loaded from other hosts.
 
 `python -m tools.site.check FOLDER` prints one line per finding and exits with 1 when there is any.
 """
