@@ -39,7 +39,8 @@ SMALL, WIDE, LIMIT = 8, 21, 2_072
 EPOCHS = 30
 """Epochs that the wide network trains; others train for as many FLOPs."""
 BATCH = 32
-RATES = (0.003, 0.01, 0.03)
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+"""Rates to try: the middle ones, and the others while the best so far is at an end."""
 TUNED_ON = 100
 """The seed by which a rate is chosen."""
 SEEDS = (0, 1, 2, 3)
@@ -358,13 +359,25 @@ def run(out: Path, peers: str, only: list[str]) -> None:
         def own(task: str = task, name: str = name) -> list[dict[str, Any]]:
             return [one for one in _read(out) if (one["task"], one["arm"]) == (task, name)]
 
-        for rate in RATES:
-            if not any((one["rate"], one["seed"]) == (rate, TUNED_ON) for one in own()):
-                _record(number, rate, TUNED_ON, out, peers)
+        while (rate := next_rate(own())) is not None:
+            _record(number, rate, TUNED_ON, out, peers)
         rate = best_rate(own())
         for seed in SEEDS:
             if not any((one["rate"], one["seed"]) == (rate, seed) for one in own()):
                 _record(number, rate, seed, out, peers)
+
+
+def next_rate(records: list[dict[str, Any]]) -> float | None:
+    """Return a rate to try on the seed that tunes; None where the best one is between others."""
+    tried = {one["rate"] for one in records if one["seed"] == TUNED_ON}
+    for rate in RATES[1:4]:
+        if rate not in tried:
+            return rate
+    at = RATES.index(best_rate(records))
+    for rate in RATES[max(0, at - 1) : at + 2]:
+        if rate not in tried:
+            return rate
+    return None
 
 
 def best_rate(records: list[dict[str, Any]]) -> float:

@@ -30,6 +30,15 @@ def test_no_arm_begins_with_more_than_the_limit() -> None:
     assert max(sizes) <= peers.LIMIT
 
 
+def test_rates_are_tried_until_the_best_lies_between_others() -> None:
+    losses = {0.001: 0.9, 0.003: 0.5, 0.01: 0.4, 0.03: 0.3, 0.1: 0.2, 0.3: 0.6}
+    found: list[dict[str, object]] = []
+    while (rate := peers.next_rate(found)) is not None:
+        found.append(record(0, rate, peers.TUNED_ON, 90.0, losses[rate]))
+    assert [one["rate"] for one in found] == [0.003, 0.01, 0.03, 0.1, 0.3]
+    assert peers.best_rate(found) == 0.1
+
+
 def test_the_table_shows_seeds_at_the_rate_that_validation_chose(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
