@@ -45,6 +45,7 @@ from esper.leyline.reasons import Explaining, Why, why_not_grown, why_not_learne
 from esper.leyline.records import DecisionRecord, DeepeningRecord, DepthRecord, EpochRecord
 from esper.leyline.rules import why_full
 from esper.leyline.signals import Signals
+from esper.leyline.stages import SeedStage
 from esper.tamiyo.controllers import make_controller
 
 MAX_ROLLBACKS = 3
@@ -458,7 +459,11 @@ class Gardener:
                 f"the new seed in {result.slot!r} is in no optimizer; write "
                 "optimizer = gardener.optimizer(torch.optim.AdamW, lr=...)"
             )
-        return describe_decision(actions, result, self.garden.slot_names, why)
+        is_new = result.ok and op is LifecycleOp.GERMINATE
+        is_immediate = is_new and self.garden.slots[result.slot].stage is SeedStage.BLENDING
+        return describe_decision(
+            actions, result, self.garden.slot_names, why, is_immediate=is_immediate
+        )
 
     def _reason(self, op: LifecycleOp) -> str:
         """Return why the controller waits or prunes; empty if unknown."""
