@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from esper.growth.batches import Batches
 from esper.growth.config import (
@@ -36,7 +37,6 @@ from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.row_group import RowGroup, measure_by_ablation
 from esper.kasmina.signals import Panic, Rates
 from esper.kasmina.slot_table import describe_decision, slot_records
-from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.actions import LifecycleOp, decode_actions
 from esper.leyline.config import check_value
 from esper.leyline.controller import Controller
@@ -411,7 +411,7 @@ class Gardener:
     def _take_memory(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         if MEMORY in state:
             # Trainers move all of a saved optimizer to their device.
-            self.recall(map_tensors(state[MEMORY], Tensor.cpu))
+            self.recall(tree_map_only(Tensor, Tensor.cpu, state[MEMORY]))
 
     def _judge(self) -> str | None:
         """Return why the network was rolled back, and warn; give up after several in a row."""
