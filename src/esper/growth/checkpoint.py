@@ -112,7 +112,10 @@ def _from_pretrained(
     try:
         finished = kind.from_pretrained(path, local_files_only=True)
     except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"{path} cannot be loaded: {reason_of(error)[:300]}") from None
+        raise UsageError(
+            f"{path} cannot be loaded as a {kind.__name__}: {reason_of(error)[:300]}; write it "
+            "again by model.save_pretrained, or give the class that was saved"
+        ) from None
     if deepen is None:
         if model is None:
             loaded: nn.Module = finished

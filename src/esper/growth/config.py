@@ -216,6 +216,6 @@ def startup_warning(
         return (
             f"{horizon} epochs may be too few to grow in: the controller was trained on runs of "
             f"{learned} epochs or more, and may act too late; train for {least} or more, "
-            "or use the controller 'heuristic'"
+            "or write controller='trial'"
         )
     return None

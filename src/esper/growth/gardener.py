@@ -419,7 +419,7 @@ class Gardener:
             name = self.garden.slot_names[slot]
             warn(
                 f"epoch {self.epoch}: the gradients of the seed in {name!r} are not finite, so it "
-                "was pruned"
+                "was pruned; lower the learning rate if that happens again"
             )
         panic = Panic(int(self._group.panic[0]))
         advice = "lower the learning rate, clip gradients or check the data"

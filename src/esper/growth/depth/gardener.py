@@ -284,7 +284,7 @@ class DepthGardener(Gardener):
             return
         try:
             is_same = _same(before, self._outputs())
-            problem = "" if is_same else "without them it computes something else"
+            problem = "" if is_same else "its outputs change without them"
         except Exception as error:
             problem = describe_exception(error)
         if problem:

@@ -304,7 +304,10 @@ class HeuristicController(RowController[RowMemory]):
         if row.age[slot] < shortened(config.learning_epochs, row.horizon):
             return WAIT, describe_waiting(row, slot)
         if is_ransom:
-            why = f"{Why.RANSOM} ({contribution:+.2f} points, the score {improvement:+.2f})"
+            why = (
+                f"{Why.RANSOM} (it contributes {contribution:+.2f} points, and the score changed "
+                f"by {improvement:+.2f} since it was germinated)"
+            )
             return self._prune(row, slot, memory, why)
         worth = f"{Why.WORTHLESS} ({value:+.2f} points)"
         return self._prune(row, slot, memory, worth)
