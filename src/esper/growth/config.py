@@ -134,6 +134,11 @@ class GrowthConfig(Config):
         if self.budget is not None:
             object.__setattr__(self, "budget", parse_budget(self.budget))
         super().__post_init__()
+        if self.rewarm > 1 and self.rewarm != round(self.rewarm):
+            raise ConfigError(
+                f"rewarm={self.rewarm} is neither a share of the run, below 1, nor a whole number "
+                f"of steps; write rewarm=0.05 or rewarm={round(self.rewarm)}"
+            )
         if self.budget is None:
             return
         others = {"decide_every": self.decide_every, "deepen": self.deepen, "rewarm": self.rewarm}
