@@ -124,7 +124,7 @@ def test_what_hugging_face_saved_says_what_it_is(tmp_path: Path) -> None:
     given = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=4, **shape))
     deep = language(given, checkpoint=tmp_path / "two", deepen={"at": {0.4: 4}}, **data)
     assert deep.model is given
-    with pytest.raises(UsageError, match=r"do not fit the model.*or write deepen="):
+    with pytest.raises(UsageError, match=r"do not fit the model: .*or write deepen="):
         language(given, checkpoint=tmp_path / "two", epochs=1, controller="wait", **data)
 
 
@@ -151,6 +151,29 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     refused("names no architecture|pip install 'esper-grow", "foreign")
     other = nn.Sequential(nn.Linear(4, 3))
     refused("net.pt do not fit the model", other, checkpoint="net.pt", slots=["0"])
+    weights = make_net().state_dict()
+    name = next(iter(weights))
+    (tmp_path / "text.pt").write_text("hello")
+    (tmp_path / "empty.pt").touch()
+    half = (tmp_path / "net.pt").read_bytes()
+    (tmp_path / "half.pt").write_bytes(half[: len(half) // 2])
+    for broken in ("text.pt", "empty.pt", "half.pt"):
+        refused(f"{broken} is damaged or holds no weights .* give a", make_net(), checkpoint=broken)
+    for content, match in (
+        (make_net(), r"holds a .*Net, and only weights are read; write torch\.save"),
+        ({"model": weights, "epoch": 3}, "mapping of 'model', 'epoch', not a state_dict; write"),
+        ({f"module.{each}": value for each, value in weights.items()}, "puts 'module.' before"),
+        ({**weights, "stem.grown.seed": weights[name]}, "so give the folder of grown.save"),
+        ({**weights, name: torch.zeros(7)}, rf"1 have another shape \(first {name}, \[7\] instead"),
+        (
+            dict(list(weights.items())[1:]),
+            rf"1 of the model's are not there \(first {name}\); .*deep",
+        ),
+    ):
+        torch.save(content, "other.pt")
+        refused(match, make_net(), checkpoint="other.pt")
+    for rewarm, match in ((1.5, "neither a share of the run"), (9999, "more than the .* of the")):
+        refused(match, make_net(), checkpoint="net.pt", rewarm=rewarm)
     refused("the model does not match", other, checkpoint="seeds", slots=["0"])
     with pytest.raises(UsageError, match="deepen already names weights"):
         language(make_gpt(), checkpoint="net.pt", deepen={"weights": "net.pt"})
@@ -208,7 +231,7 @@ def test_rates_rise_anew_and_schedules_know_nothing_of_it(tmp_path: Path) -> Non
 
 def test_a_run_is_resumed_with_its_checkpoint(tmp_path: Path) -> None:
     torch.save(make_net(3).state_dict(), tmp_path / "net.pt")
-    options = {"checkpoint": tmp_path / "net.pt", "rewarm": 20, "controller": "wait"}
+    options = {"checkpoint": tmp_path / "net.pt", "rewarm": 12, "controller": "wait"}
     whole = grow(make_net(), **options)
     part = grow(make_net(), epochs=3, out=tmp_path / "run", **options)
     assert "checkpoint: " in (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")

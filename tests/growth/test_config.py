@@ -111,6 +111,31 @@ def test_a_run_that_is_too_short_says_so_at_its_start() -> None:
     assert run(2, "wait") == []
 
 
+def test_a_frozen_network_gets_adapters_in_a_run_of_three_epochs() -> None:
+    model = net()
+    model.requires_grad_(False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        grown = esper.grow(
+            model,
+            ["1"],
+            train=batches(count=40),
+            val=batches(1),
+            epochs=3,
+            optimizer=partial(SGD, lr=0.1, momentum=0.9),
+            keep="last",
+            max_growth=9.0,
+        )
+    lines = [str(one.message) for one in told]
+    assert any("0 parameters of its host train" in line for line in lines)
+    assert not any("to grow in" in line for line in lines), lines
+    decision = grown.history[0].decision
+    assert decision is not None
+    assert (decision.op, decision.style, decision.tempo) == ("GERMINATE", None, 0)
+    (seed,) = grown.summary.seeds
+    assert (seed.germinated, seed.fate) == (1, "holding")
+
+
 def test_a_seed_that_is_still_inert_at_the_end_is_not_part_of_the_result() -> None:
     config = esper.GrowthConfig(garden=EAGER, epochs=4)
     with pytest.warns(EsperWarning, match="was not yet blended in when the run ended"):

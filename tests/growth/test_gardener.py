@@ -743,6 +743,23 @@ def test_garden_and_optimizer_are_all_that_a_trainer_has_to_save(tmp_path: Path)
     assert same(second.garden.state_dict(), whole.garden.state_dict())
 
 
+@pytest.mark.parametrize("controller", ["trial", "heuristic", "tamiyo", "plateau"])
+def test_a_controllers_memory_comes_back_from_the_optimizer_as_it_was(controller: str) -> None:
+    gardener, _ = drive(controller, 3, horizon=14)
+    assert gardener.carried is not None
+    memory = gardener.controller.state_dict()
+    for row in memory.get("rows") or memory.get("rule", {}).get("rows", ()):
+        if "pruned" in row:
+            row["pruned"].append([1, 7])
+    gardener.controller.load_state_dict(memory)
+    optimizer = gardener.carried.optimizer
+    # Accelerate does this with every optimizer before training begins.
+    optimizer.load_state_dict(optimizer.state_dict())
+    found = gardener.controller.state_dict()
+    assert repr(found) == repr(memory)
+    assert controller != "trial" or "[[1, 7]]" in repr(found)
+
+
 @pytest.mark.gpu
 def test_trainers_may_move_all_of_a_saved_optimizer_to_their_device() -> None:
     gardener, _ = drive("random", 6, seed=4, horizon=14)

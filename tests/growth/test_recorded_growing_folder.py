@@ -17,6 +17,7 @@ import yaml
 from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR, StepLR
+from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growth.grow import grow
@@ -186,6 +187,26 @@ def test_what_is_kept_survives_a_resume_bit_for_bit(keep: Any, stop: int, tmp_pa
     kept, last = expected.summary.kept_epoch, len(expected.history)
     told = "the last epoch" if kept == last else f"epoch {kept}, the best validated of {last},"
     assert f"The network of {told} is the result." in page
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_shuffled_batches_go_on_in_the_order_they_would_have_had(
+    has_own: bool, tmp_path: Path
+) -> None:
+    def shuffled() -> DataLoader[Any]:
+        torch.manual_seed(4)
+        own = torch.Generator().manual_seed(5) if has_own else None
+        inputs, targets = (torch.cat(each) for each in zip(*TRAIN, strict=True))
+        return DataLoader(TensorDataset(inputs, targets), 16, shuffle=True, generator=own)
+
+    options: dict[str, Any] = {"epochs": 5, "controller": "wait", "twin": False, "keep": "last"}
+    expected = grow_tiny(tmp_path / "whole", train=shuffled(), **options)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        grow_tiny(out, train=shuffled(), on_epoch=interrupt_after(2), **options)
+    found = grow_tiny(out, train=shuffled(), resume=True, **options)
+    assert plain_history(found.history) == plain_history(expected.history)
+    assert same(found.model.state_dict(), expected.model.state_dict())
 
 
 def worse(optimizer: Any) -> LambdaLR:

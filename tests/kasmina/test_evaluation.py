@@ -315,7 +315,7 @@ def test_targets_that_samples_share_are_not_repeated() -> None:
     garden = blended_garden(2, "linear_add")
     batches = [(x, (y, weights)) for x, y in make_batches(2, 16, seed=9)]
     configurations = plan_ablations([True, True, False])
-    with pytest.warns(EsperWarning, match="without one entry per sample"):
+    with pytest.warns(EsperWarning, match="no entry for each sample"):
         loss, _ = BatchEvaluator(batches, weighted).measure(garden, configurations)
     plain, _ = measured_by_hand(garden, configurations, make_batches(2, 16, seed=9))
     expected = plain * weights[torch.cat([y for _, (y, _) in batches])]
@@ -402,7 +402,7 @@ def test_inputs_may_be_tuples_and_dicts_with_more_than_tensors(shape: type) -> N
     shake(garden)
     configurations = plan_ablations([True])
     evaluator = BatchEvaluator(packed, per_sample_classification)
-    with pytest.warns(EsperWarning, match="without one entry per sample"):
+    with pytest.warns(EsperWarning, match="no entry for each sample"):
         fused, _ = evaluator.measure(garden, configurations)
 
     def evaluate(model: nn.Module) -> tuple[Tensor, None]:

@@ -141,7 +141,7 @@ def test_health_beyond_one_is_refused() -> None:
         ({"stage": 4, "alpha": 1.0, "alpha_target": 1.0}, "strict", "10 epochs in BLENDING"),
         ({"stage": 6}, "permissive", "waits for a measured contribution"),
         ({"stage": 6, "contribution": 0.4}, "strict", "1.0 points, it is 0.40"),
-        ({"stage": 6, "contribution": 2.0, "exploding": True}, "permissive", "healthy gradients"),
+        ({"stage": 6, "contribution": 2.0, "exploding": True}, "permissive", "a health of"),
     ],
 )
 def test_a_closed_gate_says_what_it_waits_for(

@@ -82,27 +82,29 @@ def test_waiting_is_counted_by_its_reasons_and_answered_with_advice() -> None:
 
 
 def test_limits_are_named() -> None:
-    reason = f"{Why.FULL}: the limit of seeds (max_seeds) is reached"
+    reason = f"{Why.FULL}: the limit of seeds is reached; raise max_seeds"
     first, last = why_not_grown([epoch(1, reason=reason), epoch(2, None)])
-    assert "1 because no slot could take a seed: the limit of seeds (max_seeds)" in first
+    assert "1 because no slot could take a seed: the limit of seeds is reached" in first
     assert "raise the limits" in last
 
 
 def test_a_prune_a_rollback_and_a_seed_that_came_too_late_are_told() -> None:
     lived = [epoch(1, "GERMINATE"), epoch(2, "PRUNE", Why.HARM, "TRAINING"), epoch(3, None)]
     _, pruned, advice = why_not_grown(lived)
-    assert pruned == "A norm at a was pruned at epoch 2 because it did harm."
+    assert pruned == "The norm at a was pruned at epoch 2 because it did harm."
     assert advice.startswith("To change that: name other slots")
     rolled = [
         epoch(1, "GERMINATE"),
         epoch(2, stage="TRAINING", rollback="divergence"),
         epoch(3, None),
     ]
-    assert "A norm at a was pruned at epoch 2 by a rollback (divergence)." in why_not_grown(rolled)
+    assert "The norm at a was pruned at epoch 2 by a rollback (divergence)." in why_not_grown(
+        rolled
+    )
     late = [epoch(1, "GERMINATE"), epoch(2, None, stage="GERMINATED")]
     _, dropped, advice = why_not_grown(late)
     assert dropped == (
-        "A norm at a, germinated at epoch 1, was not yet blended in when the run ended, and was "
+        "The norm at a, germinated at epoch 1, was not yet blended in when the run ended, and was "
         "dropped."
     )
     assert advice.startswith("To change that: train for more epochs")
@@ -113,7 +115,10 @@ def test_where_something_grew_there_is_nothing_to_tell() -> None:
     assert why_not_grown(history) == ()
     assert is_grown(seeds_at_end(history))
     assert why_not_grown([]) == ()
-    assert "the run ended before the first decision." in why_not_grown([epoch(1, None)])[0]
+    assert (
+        "the run ended after epoch 1, before the first decision; train"
+        in why_not_grown([epoch(1, None)])[0]
+    )
 
 
 def test_a_seed_that_the_end_caught_on_its_way_is_told_with_how_far_it_came() -> None:
@@ -124,7 +129,7 @@ def test_a_seed_that_the_end_caught_on_its_way_is_told_with_how_far_it_came() ->
         return why_not_grown([epoch(1, "GERMINATE"), replace(last, slots=(slot,))])
 
     assert at(0.2, 0.5) == (
-        "A norm at a was still being blended in when the run ended, at 40% of its amplitude.",
+        "The norm at a was still being blended in when the run ended, at 40% of its amplitude.",
         "To change that: train for more epochs.",
     )
     # At its amplitude, or as good as there; or on its way out.
@@ -162,7 +167,7 @@ def test_what_grew_after_the_epoch_that_is_kept_is_not_part_of_the_result() -> N
         assert (seed.fate, seed.ended) == ("dropped", 4)
         assert why_not_grown(history, kept) == (
             f"Nothing that grew was kept: the best validation score is that of epoch {kept}, "
-            "before a norm at a had any effect; keep='last' returns the network of epoch 4.",
+            "before the norm at a had any effect; keep='last' returns the network of epoch 4.",
         )
 
 
@@ -185,7 +190,7 @@ def test_a_seed_half_blended_in_is_told_of_the_epoch_that_is_kept() -> None:
     assert why_not_grown(history) == ()
     told, advice = why_not_grown(history, 2)
     assert told == (
-        "A norm at a was still being blended in at epoch 2, whose network is kept, at 40% of its "
+        "The norm at a was still being blended in at epoch 2, whose network is kept, at 40% of its "
         "amplitude."
     )
     assert "keep='last'" in advice
@@ -195,8 +200,8 @@ def test_a_run_that_stopped_names_what_it_left_half_way() -> None:
     history = [epoch(1, "GERMINATE"), epoch(2, stage="TRAINING")]
     told = why_not_grown(history, 1, "no better validation score in 1 epochs")
     assert told[0] == (
-        "The run stopped after epoch 2 (no better validation score in 1 epochs), when a norm at a "
-        "was still learning."
+        "The run stopped after epoch 2 (no better validation score in 1 epochs), when the norm at "
+        "a was still learning."
     )
     assert "The run stopped" not in " ".join(why_not_grown([epoch(1)], 1, "enough"))
 
@@ -240,7 +245,7 @@ def test_a_seed_without_effect_is_dropped_and_named() -> None:
     assert seed.fate == "dropped"
     told = " ".join(why_not_grown(history))
     assert (
-        "A norm at a made no difference (a contribution of 0 ± 0 points), and was dropped" in told
+        "The norm at a made no difference (a contribution of 0 ± 0 points), and was dropped" in told
     )
     assert "not yet blended in" not in told
     useful = replace(idle, contribution_se=0.2)

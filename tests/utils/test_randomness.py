@@ -6,7 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.utils.randomness import derive_seed, generator, random_orders, random_words, seeded
+from esper.utils.randomness import (
+    derive_seed,
+    generator,
+    random_orders,
+    random_states,
+    random_words,
+    restore_random_states,
+    seeded,
+)
 
 KEYS = st.lists(st.one_of(st.integers(-(2**70), 2**70), st.text(max_size=5)), max_size=4)
 
@@ -163,3 +171,18 @@ def test_orders_are_permutations_that_differ() -> None:
 def test_a_device_draws_the_same_words() -> None:
     seeds = torch.tensor([derive_seed("device", row) for row in range(9)])
     assert torch.equal(random_orders(seeds.cuda(), 5000).cpu(), random_orders(seeds, 5000))
+
+
+def test_generators_go_on_where_their_states_were_taken() -> None:
+    own = torch.Generator().manual_seed(3)
+
+    def draw() -> list[float]:
+        drawn = [torch.rand(()), torch.rand((), generator=own)]
+        # The second number of a pair is kept until it is asked for.
+        return [random.gauss(0, 1), float(np.random.randn()), *map(float, drawn)]
+
+    draw()
+    states = random_states([own])
+    expected = [draw(), draw()]
+    restore_random_states(states, [own])
+    assert [draw(), draw()] == expected

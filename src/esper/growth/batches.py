@@ -288,6 +288,14 @@ def count_samples(batches: Batches) -> int:
     return sum(len(each) for each in first if each is not None)
 
 
+def generators_of(batches: Batches) -> list[torch.Generator]:
+    """Return the generators of their own that a `DataLoader` and its samplers draw from."""
+    places = [batches, getattr(batches, "sampler", None)]
+    places.append(getattr(getattr(batches, "batch_sampler", None), "sampler", None))
+    found = [getattr(place, "generator", None) for place in places]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
 # ---- Checks of the model and the schedule before training
 
 

@@ -86,8 +86,8 @@ class RunBudget:
         assert config.budget is not None, "the run has a budget"
         if not gardener.garden.placed.is_counted:
             raise UsageError(
-                "not all operations of the model can be counted, so that it can have no budget "
-                f"({HOW_TO_COUNT})"
+                "not all operations of the model can be counted, so it can have no budget, "
+                f"{HOW_TO_COUNT}"
             )
         samples = config.gardener.samples_per_epoch
         if isinstance(config.budget, str) and not samples:

@@ -18,7 +18,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from esper.growth.depth.gardener import holds_seeds, network_folder, read_weights
+from esper.growth.depth.gardener import (
+    describe_misfit,
+    holds_seeds,
+    network_folder,
+    read_weights,
+)
 from esper.growth.depth.rules import DeepenConfig
 from esper.kasmina.garden import load_garden
 from esper.kasmina.saving import read_garden
@@ -94,14 +99,17 @@ def _load_into(model: nn.Module, path: Path) -> nn.Module:
                 return load_garden(place, model=model).bake()
             except CheckpointError as error:
                 raise UsageError(f"{reason_of(error)}; give a model of that architecture") from None
-    try:
-        model.load_state_dict(read_weights(str(path)))
-    except RuntimeError as error:
-        raise UsageError(
-            f"the weights of {path} do not fit the model: {reason_of(error)[:300]}; give a model "
-            "of the same architecture, or write deepen=True if it has more blocks"
-        ) from None
+    _fill(model, read_weights(str(path)), path)
     return model
+
+
+def _fill(model: nn.Module, weights: Mapping[str, Any], path: Path) -> None:
+    """Load weights into a model, or raise with how they differ from its own."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError:
+        why = describe_misfit(weights, model)
+        raise UsageError(f"the weights of {path} do not fit the model: {why}") from None
 
 
 def _from_pretrained(
@@ -112,18 +120,15 @@ def _from_pretrained(
     try:
         finished = kind.from_pretrained(path, local_files_only=True)
     except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"{path} cannot be loaded: {reason_of(error)[:300]}") from None
+        raise UsageError(
+            f"{path} cannot be loaded as a {kind.__name__}: {reason_of(error)[:300]}; write it "
+            "again by model.save_pretrained, or give the class that was saved"
+        ) from None
     if deepen is None:
         if model is None:
             loaded: nn.Module = finished
             return loaded, None
-        try:
-            model.load_state_dict(finished.state_dict())
-        except RuntimeError as error:
-            raise UsageError(
-                f"the weights of {path} do not fit the model: {reason_of(error)[:300]}; write "
-                f"esper.grow({str(path)!r}, ...), or deepen=True if the model has more blocks"
-            ) from None
+        _fill(model, finished.state_dict(), path)
         return model, None
     whole = _deeper(kind, finished.config, deepen, path) if model is None else model
     return whole, deepen.replace(weights=dict(finished.state_dict()))
@@ -198,8 +203,13 @@ class Rewarm:
                 "as a list or a DataLoader, or write rewarm=0"
             )
         share = isinstance(rewarm, float) and rewarm < 1.0
-        steps = rewarm * epochs * len(train) if share else rewarm
-        return cls(max(1, round(steps)), len(train))
+        whole = epochs * len(train)
+        if rewarm > whole:
+            raise UsageError(
+                f"rewarm={rewarm} steps are more than the {whole} of the run; write a share of it, "
+                "such as rewarm=0.05"
+            )
+        return cls(max(1, round(rewarm * whole if share else rewarm)), len(train))
 
     @property
     def factor(self) -> float:

@@ -9,7 +9,12 @@ from typing import Literal
 import torch
 
 from esper.growth.depth.rules import DeepenConfig
-from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names, copied_names
+from esper.kasmina.blueprints.registry import (
+    blueprint_kinds,
+    blueprint_names,
+    copied_names,
+    drawn_names,
+)
 from esper.kasmina.budget import parse_budget
 from esper.kasmina.costs import NO_LIMIT, as_options, times_host
 from esper.kasmina.garden import Garden
@@ -27,7 +32,13 @@ from esper.leyline.controller import (
     is_too_short,
 )
 from esper.leyline.errors import ConfigError
-from esper.tamiyo.controllers import HeuristicController, LearnedController, WaitController
+from esper.leyline.slots import NOOP
+from esper.tamiyo.controllers import (
+    HeuristicController,
+    LearnedController,
+    TamiyoController,
+    WaitController,
+)
 
 DEFAULT_CONTROLLER = "tamiyo"
 
@@ -123,6 +134,11 @@ class GrowthConfig(Config):
         if self.budget is not None:
             object.__setattr__(self, "budget", parse_budget(self.budget))
         super().__post_init__()
+        if self.rewarm > 1 and self.rewarm != round(self.rewarm):
+            raise ConfigError(
+                f"rewarm={self.rewarm} is neither a share of the run, below 1, nor a whole number "
+                f"of steps; write rewarm=0.05 or rewarm={round(self.rewarm)}"
+            )
         if self.budget is None:
             return
         others = {"decide_every": self.decide_every, "deepen": self.deepen, "rewarm": self.rewarm}
@@ -152,6 +168,7 @@ def controller_context(garden: Garden, seed: int) -> ControllerContext:
         copies=copied_names(),
         seed=seed,
         inert_epochs=garden.config.lifecycle.inert_epochs,
+        immediate=tuple(map(tuple, garden.table.immediate.tolist())),
     )
 
 
@@ -188,8 +205,11 @@ def startup_warning(
         return None
     must_settle = isinstance(controller, HeuristicController)
     needed = (tracker.settling_epochs if must_settle else 1) + 1
-    needed += garden.config.lifecycle.inert_epochs
+    if not bool(garden.table.immediate[:, NOOP + 1 : len(drawn_names())].any()):
+        needed += garden.config.lifecycle.inert_epochs
     learned = controller.policy.horizon if isinstance(controller, LearnedController) else 0
+    if isinstance(controller, TamiyoController) and not garden.count_host_parameters():
+        learned = 0  # It leaves frozen hosts to a rule.
     least = math.ceil(LEAST_SHARE * learned)
     if horizon < needed:
         return (
@@ -201,6 +221,6 @@ def startup_warning(
         return (
             f"{horizon} epochs may be too few to grow in: the controller was trained on runs of "
             f"{learned} epochs or more, and may act too late; train for {least} or more, "
-            "or use the controller 'heuristic'"
+            "or write controller='trial'"
         )
     return None

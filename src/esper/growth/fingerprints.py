@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from esper.growth.batches import Batches, read_batch
 from esper.leyline.errors import EsperError
-from esper.utils.randomness import seeded
+from esper.utils.randomness import random_states, restore_random_states, seeded
 
 _SAMPLES = 32
 """Most samples of a data set that are read."""
@@ -210,13 +210,11 @@ def _length(value: Any) -> int | None:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Restore the random states of Python, NumPy and PyTorch after the block."""
-    python, numpy, pytorch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    states = random_states()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(pytorch)
+        restore_random_states(states)
 
 
 # ---- Models and functions

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from esper.growth.batches import Batches
 from esper.growth.config import (
@@ -36,7 +37,6 @@ from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.row_group import RowGroup, measure_by_ablation
 from esper.kasmina.signals import Panic, Rates
 from esper.kasmina.slot_table import describe_decision, slot_records
-from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.actions import LifecycleOp, decode_actions
 from esper.leyline.config import check_value
 from esper.leyline.controller import Controller
@@ -45,6 +45,7 @@ from esper.leyline.reasons import Explaining, Why, why_not_grown, why_not_learne
 from esper.leyline.records import DecisionRecord, DeepeningRecord, DepthRecord, EpochRecord
 from esper.leyline.rules import why_full
 from esper.leyline.signals import Signals
+from esper.leyline.stages import SeedStage
 from esper.tamiyo.controllers import make_controller
 
 MAX_ROLLBACKS = 3
@@ -410,7 +411,7 @@ class Gardener:
     def _take_memory(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         if MEMORY in state:
             # Trainers move all of a saved optimizer to their device.
-            self.recall(map_tensors(state[MEMORY], Tensor.cpu))
+            self.recall(tree_map_only(Tensor, Tensor.cpu, state[MEMORY]))
 
     def _judge(self) -> str | None:
         """Return why the network was rolled back, and warn; give up after several in a row."""
@@ -418,7 +419,7 @@ class Gardener:
             name = self.garden.slot_names[slot]
             warn(
                 f"epoch {self.epoch}: the gradients of the seed in {name!r} are not finite, so it "
-                "was pruned"
+                "was pruned; lower the learning rate if that happens again"
             )
         panic = Panic(int(self._group.panic[0]))
         advice = "lower the learning rate, clip gradients or check the data"
@@ -458,7 +459,11 @@ class Gardener:
                 f"the new seed in {result.slot!r} is in no optimizer; write "
                 "optimizer = gardener.optimizer(torch.optim.AdamW, lr=...)"
             )
-        return describe_decision(actions, result, self.garden.slot_names, why)
+        is_new = result.ok and op is LifecycleOp.GERMINATE
+        is_immediate = is_new and self.garden.slots[result.slot].stage is SeedStage.BLENDING
+        return describe_decision(
+            actions, result, self.garden.slot_names, why, is_immediate=is_immediate
+        )
 
     def _reason(self, op: LifecycleOp) -> str:
         """Return why the controller waits or prunes; empty if unknown."""

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from esper.growth.batches import generators_of
 from esper.growth.depth.gardener import GROWN
 from esper.growth.grown import Format, Grown
 from esper.growth.recorder import (
@@ -39,6 +42,7 @@ from esper.nissa.report import report_run
 from esper.nissa.sinks import DEFAULT_SINKS, Sink, check_sinks
 from esper.nissa.store import OnAlarm, RunStore, open_store
 from esper.utils.manifest import restoring
+from esper.utils.randomness import random_states, restore_random_states
 from esper.utils.settings import SettingChanges
 
 SAVE_EVERY_S = 2.0
@@ -55,6 +59,7 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
         command: the command that started the run.
         inputs: checksums of its data, model and functions.
         settings: the content of `config.yaml`.
+        generators: those that the training batches draw from, beside the global ones.
         is_saved: whether the newest checkpoint holds the state to continue from.
     """
 
@@ -69,6 +74,7 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
         inputs: RunInputs,
         settings: Mapping[str, Any],
         *,
+        generators: Sequence[torch.Generator] = (),
         is_saved: bool = False,
     ) -> None:
         """Bring the parts together; nothing is written yet."""
@@ -78,6 +84,7 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
         self.growth = growth
         self._recorder = EpochRecorder(store, growth)
         self.settings = settings
+        self._generators = generators
         # The first epoch is always saved.
         self._saved_at = -math.inf
         if growth.best.epoch:
@@ -120,7 +127,9 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
         """Return the state and the content of its manifest."""
         growth = self.growth
-        state = {**growth.state_dict(), "settings": dict(self.settings)}
+        # The order of a shuffled `DataLoader` and augmentations are drawn from the user's own.
+        order = random_states(self._generators)
+        state = {**growth.state_dict(), "settings": dict(self.settings), "random": order}
         meta = {
             "task": growth.name,
             "controller": growth.controller_name,
@@ -205,7 +214,10 @@ def open_growth(
         row = run_row(growth, folder.path, request.settings, command)
         store = store_of(row, lock=lock)
         record_start(store, growth)
-        return RecordedGrowth(folder, growth, store, command, inputs, request.settings)
+        generators = generators_of(request.train)
+        return RecordedGrowth(
+            folder, growth, store, command, inputs, request.settings, generators=generators
+        )
 
 
 def _open_again(
@@ -221,6 +233,7 @@ def _open_again(
     state = checkpoints.load(which)
     place = checkpoints.folder / which
     changes, versions, mark = SettingChanges(), {}, None
+    generators = generators_of(request.train)
     if state is not None:
         with restoring(place):
             # Those of the checkpoint, because the file in the folder may be edited.
@@ -235,6 +248,7 @@ def _open_again(
                 # Another controller starts without memory.
                 state["gardener"]["controller"] = growth.gardener.controller.state_dict()
             growth.load_state_dict(state)
+            restore_random_states(state["random"], generators)
             command = str(state["command"])
             _refuse_fewer_epochs(folder.path, growth)
             # Without a mark, or without its store, everything is recorded again.
@@ -247,7 +261,14 @@ def _open_again(
         record_history(store, growth)
     is_saved = state is not None and which == "latest"
     run = RecordedGrowth(
-        folder, growth, store, command, inputs, request.settings, is_saved=is_saved
+        folder,
+        growth,
+        store,
+        command,
+        inputs,
+        request.settings,
+        generators=generators,
+        is_saved=is_saved,
     )
     run.warn_of_other_versions(versions)
     if changes:

@@ -28,7 +28,13 @@ from esper.kasmina.contribution import (
 )
 from esper.kasmina.garden import Garden
 from esper.kasmina.slot import MIXING, Slot
-from esper.kasmina.slots.probe import call_arguments, evaluating, map_tensors, tensors_in
+from esper.kasmina.slots.probe import (
+    call_arguments,
+    evaluating,
+    map_tensors,
+    shapes_of,
+    tensors_in,
+)
 from esper.leyline.errors import EsperError, NonFiniteError, UsageError, reason_of, warn
 
 # ---- Many configurations of seeds in one pass that shares their common parts
@@ -196,7 +202,10 @@ class BatchEvaluator:
         """Run one batch in all configurations, shared if the model allows it."""
         leaves = [*tensors_in(targets), *tensors_in(inputs)]
         if not leaves or leaves[0].dim() == 0:
-            raise UsageError("a validation batch must hold tensors with one entry per sample")
+            raise UsageError(
+                f"a validation batch holds inputs {shapes_of(inputs)} and targets "
+                f"{shapes_of(targets)}; give tensors with one entry per sample, such as [B, C]"
+            )
         samples = len(leaves[0])
         # A tensor that all samples share can be neither repeated nor cut; then each configuration
         # has its own pass. It stays so: in a short batch the sizes may agree by chance.
@@ -208,7 +217,7 @@ class BatchEvaluator:
             return self._measure_apart(garden, configurations, batch, limit)
         if mixer is not None or not self._fuses:
             found = self._measure_apart(garden, configurations, batch, 1)
-            shared = "inputs or targets hold a tensor without one entry per sample"
+            shared = "inputs or targets hold a tensor that has no entry for each sample"
             self._note(garden, configurations, mixer or shared)
             return found
         problem = self._problems.get(_key(garden, configurations))
@@ -223,7 +232,7 @@ class BatchEvaluator:
                 reason = reason_of(error)
                 problem = (
                     f"the model fails when the batch becomes longer at a slot ({reason}), for "
-                    "example because of a mask or a shortcut around it; results are the same"
+                    "example because of a mask or a shortcut around it"
                 )
         found = self._measure_apart(garden, configurations, batch, limit)
         self._note(garden, configurations, problem)
@@ -270,7 +279,10 @@ class BatchEvaluator:
     def _note(self, garden: Garden, configurations: Tensor, problem: str) -> None:
         """Remember why these slots are not measured in shared passes, and warn once."""
         if not self._problems:
-            warn(f"configurations are evaluated in separate passes, which takes longer: {problem}")
+            warn(
+                f"each validation takes up to {len(configurations)} passes instead of one, because "
+                f"{problem}; write ablate_every=5 to measure seeds in every fifth epoch only"
+            )
         self._problems.setdefault(_key(garden, configurations), problem)
 
 
@@ -412,7 +424,10 @@ def refuse_change(first: Results, other: Results) -> None:
             "another; it must use the same samples in the same order"
         )
     if (first[1] is None) != (other[1] is None):
-        raise UsageError("evaluate returned correctness in some calls and None in others")
+        raise UsageError(
+            "evaluate returned correctness in some calls and None in others; return it in all, as "
+            "in (loss, scores.argmax(1) == targets), or None in all"
+        )
 
 
 def _kind(value: Any) -> str:

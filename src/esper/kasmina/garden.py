@@ -400,7 +400,11 @@ class Garden(nn.Module):
         is pruned here. A `torch.optim.swa_utils.AveragedModel` calls this by itself.
         """
         if garden is self or garden.slot_names != self.slot_names:
-            raise UsageError("a garden can only follow another with the same slots: its copy")
+            raise UsageError(
+                f"a garden with the slots {', '.join(self.slot_names)} cannot follow one with "
+                f"{', '.join(garden.slot_names)}; write copied = copy.deepcopy(garden), then "
+                "copied.follow(garden)"
+            )
         garden.ties.followers.add(self)
         self.ties.mirrored.clear()
         self._mirror(garden)

@@ -132,7 +132,8 @@ class CarriedOptimizer:
         missing = [name for name in saved if name not in by_name]
         if missing:
             raise CheckpointError(
-                f"the saved optimizer knows parameters this network lacks: {', '.join(missing[:5])}"
+                f"the saved optimizer knows parameters this network lacks: "
+                f"{', '.join(missing[:5])}; load the garden's state before the optimizer's"
             )
         dropped = [name for names in self._order() for name in names if name not in set(saved)]
         if dropped:

@@ -216,7 +216,12 @@ def describe_result(
 
 
 def describe_decision(
-    actions: Actions, result: OperationResult, slot_names: Sequence[str], why: str = ""
+    actions: Actions,
+    result: OperationResult,
+    slot_names: Sequence[str],
+    why: str = "",
+    *,
+    is_immediate: bool = False,
 ) -> DecisionRecord:
     """Return the record of a decision; arguments that its op does not use are None.
 
@@ -225,11 +230,15 @@ def describe_decision(
         result: the result of the operation.
         slot_names: names of the slots.
         why: the controller's reason, where the operation took effect.
+        is_immediate: whether the seed is at full amplitude from the first step, without style and
+            tempo.
     """
     chosen: dict[str, Any] = describe_action(
         {head: int(actions[head][0]) for head in HEAD_NAMES},
         head_values(slot_names, blueprint_names()),
     )
+    if is_immediate:
+        chosen |= {"style": None, "tempo": 0}
     reason = result.reason or why
     return DecisionRecord(**chosen, outcome=result.outcome.name.lower(), reason=reason)
 

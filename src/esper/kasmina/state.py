@@ -361,7 +361,7 @@ def describe_failure(state: SlotState, slot: int, config: GateConfig) -> str:
         if not strict:
             return (
                 f"gate G2 needs gradients that do not explode and a health of "
-                f"{config.min_gradient_health}, it is {health:.2f}"
+                f"{config.min_gradient_health}, it is {health:.2f}; lower the learning rate"
             )
         return (
             f"gate G2 (strict) needs a gain of {MIN_IMPROVEMENT} points during TRAINING "
@@ -372,11 +372,16 @@ def describe_failure(state: SlotState, slot: int, config: GateConfig) -> str:
     if stage is SeedStage.BLENDING:
         alpha, target = float(state.alpha[0, slot]), float(state.alpha_target[0, slot])
         if strict and alpha >= 1:
-            return f"gate G3 (strict) waits for {config.min_blending_epochs} epochs in BLENDING"
+            done = int(state.epochs_in_stage[0, slot])
+            needed = config.min_blending_epochs
+            return f"gate G3 (strict) waits for {needed} epochs in BLENDING, {done} are over"
         return f"gate G3 waits for alpha to hold at 1; it is {alpha:.2f} on its way to {target:.2f}"
     if stage is SeedStage.HOLDING:
         if not bool(torch.isfinite(state.contribution[0, slot])):
-            return "gate G5 waits for a measured contribution"
+            return (
+                "gate G5 waits for a measured contribution; gardener.step(evaluate) measures it "
+                "every `ablate_every` epochs"
+            )
         if bool(state.untrained[0, slot]):
             return (
                 "gate G5 keeps no seed that nothing has trained, and this one's parameters are as "
@@ -393,5 +398,9 @@ def describe_failure(state: SlotState, slot: int, config: GateConfig) -> str:
                 f"gate G5 (strict) needs a contribution of {MIN_CONTRIBUTION} points, it is "
                 f"{float(state.contribution[0, slot]):.2f}"
             )
-        return "gate G5 needs healthy gradients"
-    return "the gate did not pass"
+        health = float(state.grad_health[0, slot])
+        return (
+            f"gate G5 needs gradients that do not explode and a health of "
+            f"{config.min_gradient_health}, it is {health:.2f}; lower the learning rate"
+        )
+    return f"no gate leads on from {stage.name}; germinate a seed first"

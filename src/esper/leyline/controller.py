@@ -138,6 +138,9 @@ class ControllerContext:
     """Seed of the run, for controllers that draw random numbers."""
     inert_epochs: int = 0
     """Epochs before a new seed can be blended in; 0 if not known."""
+    immediate: tuple[tuple[bool, ...], ...] = ()
+    """Whether a seed is at full amplitude from the first step, by slot and blueprint; empty: none
+    is."""
 
     def __post_init__(self) -> None:
         """Check that there is one kind for every blueprint."""
@@ -146,6 +149,11 @@ class ControllerContext:
                 f"{len(self.blueprint_names)} blueprints need as many kinds, "
                 f"got {len(self.blueprint_kinds)}"
             )
+
+    def inert_epochs_of(self, slot: int, blueprint: int) -> int:
+        """Return the epochs before a new seed there takes part in the network's outputs."""
+        known = self.immediate[slot] if self.immediate else ()
+        return 0 if blueprint < len(known) and known[blueprint] else self.inert_epochs
 
     def find_blueprints(self, names: Sequence[str]) -> list[int]:
         """Return the ids of blueprints by name, or raise if one is not known."""

@@ -50,8 +50,8 @@ ADVICE: dict[Why, str] = {
     Why.TOO_LATE: "train for more epochs",
     Why.FULL: "raise the limits (max_growth=3.0, max_seeds, max_parameters, max_added_flops; where "
     "there are none, a learned controller keeps its own) or name more slots",
-    Why.LEARNED: "train for more epochs, or let rules decide (controller heuristic)",
-    Why.SHORT_RUN: "train for more epochs, or let rules decide (controller heuristic)",
+    Why.LEARNED: "train for more epochs, or let a rule decide (controller='trial')",
+    Why.SHORT_RUN: "train for more epochs, or let a rule decide (controller='trial')",
     Why.DEVELOPING: "train for more epochs: the last seed had not been blended in",
 }
 
@@ -189,7 +189,7 @@ def _why_not_grown(
         return (*early, *_unfinished_lines(history, kept_epoch))
     later = [seed for seed in seeds_at_end(history) if seed.fate not in ("pruned", "dropped")]
     if later:
-        names = ", ".join(f"a {seed.blueprint} at {seed.slot}" for seed in later)
+        names = ", ".join(f"the {seed.blueprint} at {seed.slot}" for seed in later)
         not_kept = (
             f"Nothing that grew was kept: the best validation score is that of epoch {kept_epoch}, "
             f"before {names} had any effect; keep='last' returns the network of epoch "
@@ -221,7 +221,7 @@ def _unfinished_lines(history: Sequence[EpochRecord], kept_epoch: int | None) ->
     is_last = kept.epoch == history[-1].epoch
     when = "when the run ended" if is_last else f"at epoch {kept.epoch}, whose network is kept"
     lines = [
-        f"A {slot.blueprint} at {slot.name} was still being blended in {when}, at "
+        f"The {slot.blueprint} at {slot.name} was still being blended in {when}, at "
         f"{slot.alpha / slot.alpha_target:.0%} of its amplitude."
         for slot in kept.slots
         if slot.stage == SeedStage.BLENDING.name and _is_half_blended(slot)
@@ -238,7 +238,7 @@ def _stopped_lines(last: EpochRecord, stopped: str) -> tuple[str, ...]:
         SeedStage.BLENDING.name: "was still being blended in",
     }
     return tuple(
-        f"The run stopped after epoch {last.epoch} ({stopped}), when a {slot.blueprint} at "
+        f"The run stopped after epoch {last.epoch} ({stopped}), when the {slot.blueprint} at "
         f"{slot.name} {states[slot.stage]}."
         for slot in last.slots
         if slot.stage in states and (slot.alpha_target <= 0 or _is_half_blended(slot))
@@ -259,7 +259,10 @@ def _waiting_line(history: Sequence[EpochRecord]) -> str:
     last = {reason.partition(" (")[0]: reason for reason in reasons_given}
     waited = sum(decision.op == "WAIT" for decision in decisions)
     if not decisions:
-        return "Nothing grew: the run ended before the first decision."
+        return (
+            f"Nothing grew: the run ended after epoch {history[-1].epoch}, before the first "
+            "decision; train for more epochs."
+        )
     line = f"Nothing grew: the controller waited in {waited} of {len(decisions)} decisions"
     reasons = [
         f"{count} because {last[why].replace(' (', ' (at last: ' if count > 1 else ' (')}"
@@ -303,7 +306,7 @@ def _advice(history: Sequence[EpochRecord]) -> str | None:
 
 
 def _named(seed: SeedRecord) -> str:
-    return f"A {seed.blueprint} at {seed.slot}"
+    return f"The {seed.blueprint} at {seed.slot}"
 
 
 # ---- Records and figures as text

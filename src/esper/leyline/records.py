@@ -108,6 +108,7 @@ class DecisionRecord:
     blueprint: str | None
     style: str | None
     tempo: int | None
+    """Epochs of the first blend; 0 for a seed at full amplitude from the first step."""
     alpha_target: float | None
     alpha_speed: int | None
     alpha_curve: str | None

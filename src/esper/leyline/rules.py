@@ -61,7 +61,7 @@ class Refusal(CodeWithText):
     """Why an operation is illegal at a slot; 0 means it is legal."""
 
     NONE = 0, "legal"
-    SLOT_DISABLED = 1, "the slot is not enabled for this host"
+    SLOT_DISABLED = 1, "the slot is not enabled for this host; use another slot"
     SLOT_OCCUPIED = 2, "the slot already holds a seed; prune it first or use another slot"
     SLOT_COOLING = 3, "the slot is cooling down after a prune; wait until it is empty"
     SLOT_EMPTY = 4, "the slot holds no seed; germinate one first"
@@ -70,21 +70,28 @@ class Refusal(CodeWithText):
         "another seed is germinated, training or cooling down; "
         "wait until it is blending or its slot is free",
     )
-    SEED_LIMIT = 6, "the limit of seeds (max_seeds) is reached"
-    NOTHING_FITS = 7, "no blueprint fits this slot within the limits"
+    SEED_LIMIT = 6, "the limit of seeds is reached; raise max_seeds"
+    NOTHING_FITS = (
+        7,
+        "no blueprint fits within the limits; raise max_growth, max_parameters or max_added_flops",
+    )
     STAGE_HAS_NO_NEXT = 8, "only a germinated, training or blending seed can advance"
-    ADVANCE_DISABLED = 9, "advance is disabled: the gates forward themselves"
-    NOT_BLENDED = 10, "the alpha target of a seed can be set only while it blends or holds"
+    ADVANCE_DISABLED = 9, "the gates forward seeds by themselves; write auto_advance=False"
+    NOT_BLENDED = 10, "only a blending or holding seed can get another target; advance it first"
     ALPHA_MOVING = 11, "alpha is still moving; wait until it holds"
-    FOSSILIZED = 12, "the seed is fossilized and stays"
-    TOO_YOUNG = 13, "the seed is younger than min_prune_age"
-    NOT_HOLDING = 14, "only a holding seed can be fossilized"
+    FOSSILIZED = 12, "the seed is fossilized and stays; use another slot"
+    TOO_YOUNG = 13, "the seed is younger than min_prune_age; wait, or lower that"
+    NOT_HOLDING = 14, "only a holding seed can be fossilized; advance it first"
     BLUEPRINT_DOES_NOT_FIT = (
         15,
-        "this blueprint does not fit this slot: its kind of activation, the host's symmetry "
-        "(esper.check_slots tells) or the limits",
+        "this blueprint does not fit this slot, because of its kind of activation, the host's "
+        "symmetry or the limits; esper.check_slots names those that fit",
     )
-    BAD_ARGUMENT = 16, "an argument is out of range"
+    BAD_ARGUMENT = (
+        16,
+        "an argument is out of range: tempo is 1 or more, a target above 0 and at most 1, a speed "
+        "0 or more",
+    )
 
 
 @dataclass(frozen=True, slots=True)

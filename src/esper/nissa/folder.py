@@ -264,7 +264,7 @@ class RunKind:
     command: str
 
 
-GROWING = RunKind("growing run", 6, "esper grow")
+GROWING = RunKind("growing run", 7, "esper grow")
 TRAINING = RunKind("training run", 5, "esper train")
 
 

@@ -90,7 +90,7 @@ class DecisionRow(Moment):
     slot: str | None = column("", "The slot or the stack it was for; absent for WAIT.")
     blueprint: str | None = column("", "Blueprint to germinate.")
     style: str | None = column("", "How the seed is blended in.")
-    tempo: int | None = column("epochs", "Length of the first blend.")
+    tempo: int | None = column("epochs", "Length of the first blend; 0: at full amplitude at once.")
     alpha_target: float | None = column("", "Amplitude to aim for.")
     alpha_speed: int | None = column("ticks", "Length of a later ramp.")
     alpha_curve: str | None = column("", "Shape of a later ramp.")

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,3 +90,30 @@ def drawing(device: torch.device, *keys: int | str) -> Iterator[None]:
             yield
         finally:
             generator.set_state(state)
+
+
+# ---- The states of generators that belong to the user's code
+
+
+def random_states(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
+    """Return the states of the global generators of Python, NumPy and PyTorch, and of these."""
+    version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+        "pytorch": torch.get_rng_state(),
+        "others": [each.get_state() for each in generators],
+    }
+
+
+def restore_random_states(
+    states: Mapping[str, Any], generators: Sequence[torch.Generator] = ()
+) -> None:
+    """Restore what `random_states` returned for as many generators."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(tuple(states["numpy"]))
+    torch.set_rng_state(states["pytorch"])
+    for each, state in zip(generators, states["others"], strict=True):
+        each.set_state(state)

@@ -164,7 +164,7 @@ shared = nn.Linear(8, 8)
         ),
         (
             Unpacking([WithWeights() for _ in range(3)]),
-            "return a tensor that the next block does not",
+            "that the next block does not take; let each block take",
         ),
     ],
     ids=["differ", "between", "twice", "tied", "linear", "pairs", "more"],

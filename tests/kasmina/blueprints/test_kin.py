@@ -391,7 +391,7 @@ def frozen() -> nn.Module:
         (make_gpt(2), "embed", TOKENS, r"it turns int64 \[4, 6\] into float32 \[4, 6, 8\]"),
         (make_gpt(2), "blocks.0.out", TOKENS, "it has no residual path"),
         (tied(), "block", torch.randn(3, 4), "tied: block.body.weight is also head.weight"),
-        (frozen(), "block", torch.randn(3, 4), "none of its parameters trains"),
+        (frozen(), "block", torch.randn(3, 4), "0 of its .* parameters train"),
         (
             Caller(Given(), lambda block, x: block(x, Cache())),
             "block",
@@ -404,7 +404,7 @@ def frozen() -> nn.Module:
             torch.randn(3, 4),
             "it is given a Cache",
         ),
-        (Caller(Several(), lambda b, x: b(x)), "block", torch.randn(3, 4), "several tensors"),
+        (Caller(Several(), lambda b, x: b(x)), "block", torch.randn(3, 4), "it returns 2 tensors"),
         (
             Caller(InPlace(), lambda b, x: b(x.clone())),
             "block",

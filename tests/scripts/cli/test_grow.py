@@ -352,7 +352,7 @@ def test_why_nothing_grew_is_told_below_the_tables_and_in_the_report(
     )
     assert "To change that: raise the limits" in said.out
     assert (
-        "no blueprint fits this slot within the limits"
+        "no blueprint fits within the limits; raise max_growth"
         in (tmp_path / "run" / "report.html").read_text()
     )
     document = json.loads((tmp_path / "run" / "summary.json").read_text())

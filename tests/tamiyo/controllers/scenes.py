@@ -49,7 +49,7 @@ class Slot:
     mode: AlphaMode = AlphaMode.HOLD
     algorithm: int = 0
     in_stage: int = 0
-    age: int = 5
+    age: int = 20
     contribution: float = math.nan
     se: float = 0.0
     counterfactual_age: int = -1

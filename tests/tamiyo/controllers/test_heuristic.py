@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -67,6 +68,14 @@ class TestGermination:
     )
     def test_needs_three_epochs_of_plateau(self, plateau: int, op: LifecycleOp) -> None:
         assert Scene(plateau=plateau).op(heuristic()) == op
+
+    def test_a_seed_at_full_amplitude_at_once_is_never_too_late(self) -> None:
+        names = CONTEXT.blueprint_names
+        for immediate in ((), ((True,) * len(names),) * 3):
+            context = replace(CONTEXT, inert_epochs=11, immediate=immediate)
+            controller = HeuristicController(context)
+            controller.reset(1, "cpu")
+            assert Scene(epoch=50).op(controller) == (GERMINATE if immediate else WAIT)
 
     def test_needs_a_settled_host(self) -> None:
         assert Scene(stabilized=False).op(heuristic()) == WAIT
@@ -244,7 +253,7 @@ class TestLiveSeed:
         controller = heuristic()
         scene = seen(controller, SeedStage.TRAINING)
         scene.rules = RulesConfig(min_prune_age=10)
-        scene.score, scene.slots[0].in_stage = 30.0, 6
+        scene.score, scene.slots[0].in_stage, scene.slots[0].age = 30.0, 6, 6
         assert scene.op(controller) == WAIT
         assert controller.state_dict()["rows"][0]["penalties"] == []
         scene.slots[0].age = 10
@@ -291,6 +300,16 @@ class TestHolding:
     def test_keeps_what_contributes(self, contribution: float, op: LifecycleOp) -> None:
         controller = heuristic()
         assert self.holding(controller, contribution=contribution).op(controller) == op
+
+    @pytest.mark.parametrize(("contribution", "score"), [(0.0, 51.0), (5.0, 49.9)])
+    def test_a_seed_has_time_to_learn_before_it_is_pruned(
+        self, contribution: float, score: float
+    ) -> None:
+        for age, op in ((2, WAIT), (14, WAIT), (15, PRUNE)):
+            controller = heuristic()
+            scene = self.holding(controller, contribution=contribution, age=age)
+            scene.score = score
+            assert scene.op(controller) == op
 
     def test_a_failed_gate_is_tried_again(self) -> None:
         controller = heuristic()

@@ -425,7 +425,7 @@ def test_a_run_much_shorter_than_those_it_learned_in_is_a_reason_of_its_own(poli
     controller.reset(40, "cpu")
     waited = controller.act(signals, masks)["op"] == LifecycleOp.WAIT
     free = (waited & masks.op[:, LifecycleOp.GERMINATE]).tolist()
-    both = [f"{Why.SHORT_RUN} (40 epochs or more)", Why.LEARNED] * 20
+    both = [f"{Why.SHORT_RUN} (11 epochs instead of 40 or more)", Why.LEARNED] * 20
     for told, why, each in zip(controller.reasons(), both, free, strict=True):
         assert told.startswith(why) if each else not told
     assert any(free[::2])

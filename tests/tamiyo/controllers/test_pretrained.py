@@ -166,7 +166,7 @@ def drop_choice(config: dict[str, Any]) -> None:
     ("edit", "says"),
     [
         (rename_feature, "reads 'host.weather' where this Esper has"),
-        (drop_choice, r"chooses \d+ things where this Esper has \d+"),
+        (drop_choice, r"chooses \d+ entries where this Esper has \d+"),
         (lambda config: config.update(schema=9), "schema 9; this Esper reads 'tamiyo' of schema 1"),
         (lambda config: config.pop("network"), "is not complete"),
         (lambda config: config.pop("limits"), "cannot be used: 'limits'"),

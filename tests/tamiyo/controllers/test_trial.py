@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,20 @@ class TestGermination:
         assert why in controller.reasons()[0]
         assert "left)" in controller.reasons()[0] or not why
 
+    def test_late_where_the_seed_is_at_full_amplitude_at_once(self) -> None:
+        known = tuple(name in ("mlp", "lora") for name in CONTEXT.blueprint_names)
+        context = replace(CONTEXT, inert_epochs=3, immediate=(known,) * 3)
+        scene = Scene(epoch=2, horizon=4, is_frozen=True)
+        for topology, op in (("cnn", WAIT), ("sequence", GERMINATE)):
+            controller = TrialController(context)
+            controller.reset(1, "cpu")
+            scene.topology = topology
+            assert scene.op(controller) == op
+        controller = TrialController(replace(CONTEXT, inert_epochs=3))
+        controller.reset(1, "cpu")
+        assert scene.op(controller) == WAIT
+        assert "too few epochs were left" in controller.reasons()[0]
+
     def test_at_once_in_a_frozen_host(self) -> None:
         assert Scene(epoch=1, is_frozen=True).op(rule()) == GERMINATE
 
@@ -88,6 +103,12 @@ class TestJudging:
         assert held(contribution=contribution, se=se).op(controller) == op
         if op == PRUNE:
             assert f"{contribution:+.2f} ± " in controller.reasons()[0]
+
+    @pytest.mark.parametrize(("age", "op"), [(2, WAIT), (14, WAIT), (15, PRUNE)])
+    def test_a_seed_has_time_to_learn_before_it_is_pruned(self, age: int, op: LifecycleOp) -> None:
+        controller = rule()
+        assert held(contribution=0.0, age=age).op(controller) == op
+        assert held(contribution=2.0, age=age).op(controller) == FOSSILIZE
 
     @pytest.mark.parametrize(("score", "op"), [(-1.0, FOSSILIZE), (-100.0, PRUNE)])
     def test_losses_count_as_shares_of_themselves(self, score: float, op: LifecycleOp) -> None:

@@ -322,7 +322,8 @@ class Adapt:
             if names.keys() != there.keys():
                 odd = sorted(names.keys() ^ there.keys())[0]
                 raise CheckpointError(
-                    f"this state belongs to a model with other {kind}: only one of both has {odd}"
+                    f"this state belongs to a model with other {kind}: only one of both has "
+                    f"{odd}; make model and Adapt as they were made for it"
                 )
         if state["budget"] != self._budget:
             raise CheckpointError(

@@ -23,6 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from esper.kasmina.calls import Call, Source, is_plain
 from esper.kasmina.optimizer import copy_state
+from esper.kasmina.slots.probe import shapes_of
 from esper.leyline.errors import UsageError, warn
 
 # ---- Wrappers around a model and its optimizer
@@ -270,16 +271,18 @@ def learn_output(calls: list[Call]) -> Output | str:
     if any(isinstance(output, str) for output in outputs):
         return next(output for output in outputs if isinstance(output, str))
     if any(output != outputs[0] for output in outputs):
-        return "its blocks return different things"
+        return "its blocks return their inputs in different places; let all return the same"
     output = outputs[0]
     assert isinstance(output, Output)
     for call in calls[1:]:
         if len(call.parts) != len(output.parts):
-            return "its blocks return different things"
+            counts = f"{len(output.parts)} and {len(call.parts)}"
+            return f"its blocks return {counts} values; let all return as many"
         for source, part in zip(output.parts, call.parts, strict=True):
             given = source.read(call.args, call.kwargs)
             if isinstance(part, Tensor) and getattr(given, "shape", None) != part.shape:
-                return "its blocks change the shape of what they are given"
+                shapes = f"{shapes_of(given)} into {shapes_of(part)}"
+                return f"its blocks turn {shapes}; a block must keep the shape"
     return output
 
 
@@ -290,7 +293,10 @@ def _output_of(call: Call, after: Call) -> Output | str:
         # The next block takes this output by the same argument as this block its own input.
         source = None if is_plain(part) else after.source_of(part) or call.source_of(part)
         if source is None and isinstance(part, Tensor):
-            return "its blocks return a tensor that the next block does not take"
+            return (
+                f"its blocks return a tensor {list(part.shape)} that the next block does not take; "
+                "let each block take what the one before it returns"
+            )
         if source is None and not is_plain(part):
             return f"its blocks return a {type(part).__name__}; let them return tensors or a tuple"
         parts.append(source or Source(value=part))

@@ -8,7 +8,7 @@ that no blocks are measured untrained.
 from __future__ import annotations
 
 import os
-import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +46,9 @@ GROWN = "grown"
 
 _MODEL = "model."
 
+_LONGEST = 200
+"""Characters of another library's error that are shown."""
+
 
 def network_folder(path: Path) -> Path:
     """Return the folder of a run's finished or best network; for another folder the path itself."""
@@ -63,6 +66,11 @@ def read_weights(source: str | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(source, str):
         return dict(source)
     path = Path(source)
+    if not os.path.exists(path):
+        raise UsageError(
+            f"there is no file or folder {source}; give a run folder, or a file of "
+            "model.state_dict()"
+        )
     if os.path.isdir(path):
         state, _ = read_garden(network_folder(path))
         if holds_seeds(state):
@@ -76,16 +84,63 @@ def read_weights(source: str | Mapping[str, Any]) -> dict[str, Any]:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load_file(path))
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, safetensors.SafetensorError) as error:
-        raise UsageError(
-            f"the weights {source} cannot be read ({reason_of(error)}); give a run folder, or a "
-            "file of model.state_dict() by torch.save or safetensors"
-        ) from None
+    except Exception as error:
+        # Reading bytes that are no weights raises whatever these bytes happen to lead to.
+        raise UsageError(_describe_unreadable(source, error)) from None
     if not isinstance(found, Mapping) or not any(isinstance(v, Tensor) for v in found.values()):
+        held = type(found).__name__
+        if isinstance(found, Mapping):
+            held = f"mapping of {', '.join(map(repr, list(found)[:5]))}"
         raise UsageError(
-            f"the weights {source} are no state_dict; write torch.save(model.state_dict(), FILE)"
+            f"{source} holds a {held}, not a state_dict; write torch.save(model.state_dict(), FILE)"
         )
     return dict(found)
+
+
+def _describe_unreadable(source: str, error: Exception) -> str:
+    found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+    if found:
+        return (
+            f"{source} holds a {found[1]}, and only weights are read; write "
+            "torch.save(model.state_dict(), FILE)"
+        )
+    reason = reason_of(error)[:_LONGEST]
+    return (
+        f"{source} is damaged or holds no weights ({reason}); give a run folder, or a file of "
+        "model.state_dict() by torch.save or safetensors"
+    )
+
+
+def describe_misfit(weights: Mapping[str, Any], network: nn.Module) -> str:
+    """Return how weights differ from those of a network, and what to give instead.
+
+    Args:
+        weights: a state_dict that the network refuses.
+        network: the network.
+    """
+    own = network.state_dict()
+    missing = [name for name in own if name not in weights]
+    strange = [name for name in weights if name not in own]
+    other = [
+        f"{name}, {_shape(weights[name])} instead of {_shape(here)}"
+        for name, here in own.items()
+        if name in weights and _shape(weights[name]) != _shape(here)
+    ]
+    kinds = {
+        "of the model's are not there": missing,
+        "are not the model's": strange,
+        "have another shape": other,
+    }
+    parts = [f"{len(names)} {what} (first {names[0]})" for what, names in kinds.items() if names]
+    advice = "give a model of the same architecture"
+    prefix = strange[0].removesuffix(missing[0]) if missing and strange else ""
+    if any(f".{GROWN}." in name for name in strange):
+        advice = "they are of a network that has grown, so give the folder of grown.save"
+    elif prefix and all(name.startswith(prefix) for name in weights):
+        advice = f"save the state_dict without the wrapper that puts {prefix!r} before every name"
+    elif missing and not strange:
+        advice += ", or write deepen=True if it has more blocks"
+    return f"{', '.join(parts)}; {advice}"
 
 
 def blocks_within(
@@ -284,7 +339,7 @@ class DepthGardener(Gardener):
             return
         try:
             is_same = _same(before, self._outputs())
-            problem = "" if is_same else "without them it computes something else"
+            problem = "" if is_same else "its outputs change without them"
         except Exception as error:
             problem = describe_exception(error)
         if problem:

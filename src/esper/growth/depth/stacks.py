@@ -104,7 +104,8 @@ def difference(names: list[str], blocks: list[nn.Module]) -> str:
         for (key, value), (_, another) in zip(one[3], other[3], strict=False):
             if value != another:
                 return f"{where}: {key} is {value} and {another}"
-    return "its blocks are of different classes"
+    classes = dict.fromkeys(type(block).__name__ for block in blocks)
+    return f"its blocks are of different classes: {', '.join(classes)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +288,7 @@ def _linked(
         name, after = names[index], names[index + 1]
         for one, block in ((name, blocks[index]), (after, blocks[index + 1])):
             if any(owners[id(parameter)] > 1 for parameter in block.parameters()):
-                reasons.append(f"{one} shares parameters with another block")
+                reasons.append(f"{one} shares parameters with another block; untie them")
                 return False
             if len(calls[one]) != 1:
                 reasons.append(f"{one} is called {len(calls[one])} times in a pass, not once")

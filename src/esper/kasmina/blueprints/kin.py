@@ -24,6 +24,7 @@ from esper.kasmina.slots.probe import (
     call_arguments,
     first_tensor,
     shape_problem,
+    shapes_of,
     tensors_in,
     trying,
 )
@@ -106,9 +107,11 @@ def find_kin(model: nn.Module, paths: list[str], example: Any, samples: int) -> 
             call = calls[path][0]
             given: list[tuple[int | str, Any]] = [*enumerate(call.args), *call.kwargs.items()]
             tied = _tied_to(path, block, owners)
-            learning = [p.numel() for p in block.parameters() if p.requires_grad]
+            every = list(block.parameters())
+            learning = [p.numel() for p in every if p.requires_grad]
+            still = f"0 of its {sum(p.numel() for p in every):,} parameters train"
             found[path] = Kin(
-                problem=tied or ("" if learning else "none of its parameters trains"),
+                problem=tied or ("" if learning else still),
                 parameters=sum(learning),
                 flops=count.by_module[path] // max(1, samples),
                 positional=len(call.args),
@@ -126,11 +129,11 @@ def _find_problem(block: nn.Module, call: Call) -> str:
     hidden = call.inputs[0][1] if call.inputs else None
     output = first_tensor(call.output)
     if not isinstance(hidden, Tensor):
-        return "its first argument is no tensor"
+        return f"its first argument is a {type(hidden).__name__}, not a tensor"
     if change := shape_problem(hidden, output):
         return change
-    if len(list(tensors_in(call.output))) > 1:
-        return "it returns several tensors, of which a copy would get one"
+    if (count := len(list(tensors_in(call.output)))) > 1:
+        return f"it returns {count} tensors, of which a copy would get one"
     for _, value in call.inputs[1:]:
         if not is_shareable(value):
             return (
@@ -151,11 +154,11 @@ def _try_copy(block: nn.Module, call: Call, output: Tensor) -> str:
     args, kwargs = replace_first(call.args, call.kwargs, given)
     made = first_tensor(copied(*args, **kwargs))
     if not isinstance(made, Tensor) or made.shape != output.shape:
-        return "a copy of it does not keep the shape of its output"
+        return f"a copy of it turns {shapes_of(output)} into {shapes_of(made)}"
     if not torch.equal(given, output):
-        return "it changes its input in place, and so would a copy of it"
+        return "it changes its input in place; write x = x + f(x) instead of x += f(x)"
     if not has_residual_path(copied, call, [source]):
-        return "it has no residual path, so that a copy of it would not fit"
+        return "it has no residual path, which a copy needs; let the block return x + f(x)"
     return ""
 
 
@@ -174,5 +177,5 @@ def _tied_to(path: str, block: nn.Module, owners: Mapping[int, list[str]]) -> st
         outside = [name for name in names if not name.startswith(f"{path}.")]
         if outside:
             inside = next(name for name in names if name.startswith(f"{path}."))
-            return f"it is tied: {inside} is also {outside[0]}"
+            return f"it is tied: {inside} is also {outside[0]}; give each a weight of its own"
     return ""

@@ -153,6 +153,12 @@ class HeuristicConfig(Config):
         "A holding seed that contributes more than these points although the score has fallen "
         "since its germination has only made the host depend on it, and is pruned.",
     )
+    learning_epochs: int = option(
+        15,
+        "Epochs a seed lives at least before it is judged worth too little; one at full amplitude "
+        "from its first step is measured earlier than it can learn.",
+        minimum=0,
+    )
     measurement_epochs: int = option(
         10, "Epochs a holding seed waits for an ablation at full amplitude.", minimum=0
     )
@@ -169,7 +175,7 @@ class HeuristicController(RowController[RowMemory]):
         super().__init__()
         self.config = config or HeuristicConfig()
         self._rotation = context.find_blueprints(self.config.rotation)
-        self._inert_epochs = context.inert_epochs
+        self._inert_epochs_of = context.inert_epochs_of
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> HeuristicController:
@@ -218,6 +224,9 @@ class HeuristicController(RowController[RowMemory]):
         rested = memory.last_prune is None or row.epoch - memory.last_prune >= within(
             config.rest_epochs
         )
+        slot = legal.index(True) if any(legal) else 0
+        fitting = self._fitting(row.fits[slot])
+        inert = max((self._inert_epochs_of(slot, each) for each in fitting), default=0)
         obstacles = (
             (not rested, f"{Why.RESTING} (epoch {memory.last_prune})"),
             (not row.stabilized, Why.NOT_SETTLED),
@@ -226,13 +235,12 @@ class HeuristicController(RowController[RowMemory]):
             (not any(legal), f"{Why.FULL} (0 of {len(legal)})"),
             (row.plateau_epochs < within(config.plateau_epochs), Why.NO_PLATEAU),
             # A seed that cannot be blended in any more would end as it began.
-            (row.horizon - row.epoch <= self._inert_epochs, Why.TOO_LATE),
+            (row.horizon - row.epoch <= inert, Why.TOO_LATE),
         )
         for is_in_the_way, why in obstacles:
             if is_in_the_way:
                 progress = describe_progress(row.loss_history, row.epoch, row.horizon)
                 return WAIT, f"{why} ({progress})" if why in _BY_PROGRESS else why
-        slot = legal.index(True)
         tempo = max(epochs for epochs in TEMPO_EPOCHS if epochs <= max(within(5), TEMPO_EPOCHS[0]))
         return {
             "op": LifecycleOp.GERMINATE,
@@ -243,12 +251,18 @@ class HeuristicController(RowController[RowMemory]):
             "alpha_target": ALPHA_TARGETS.index(1.0),
         }, ""
 
+    def _order(self, fits: Sequence[bool]) -> list[int]:
+        """Return all blueprints: the rotation, then the others, such as registered ones."""
+        return self._rotation + [each for each in range(len(fits)) if each not in self._rotation]
+
+    def _fitting(self, fits: Sequence[bool]) -> list[int]:
+        """Return the blueprints that fit; those outside the rotation only where none of it does."""
+        of_rotation = [each for each in self._rotation if fits[each]]
+        return of_rotation or [each for each in self._order(fits) if fits[each]]
+
     def _next_blueprint(self, fits: Sequence[bool], memory: RowMemory) -> int:
         """Return the next fitting blueprint of the rotation that is not penalised too much."""
-        # Blueprints outside the rotation, such as registered ones, are for slots it cannot serve.
-        order = self._rotation + [each for each in range(len(fits)) if each not in self._rotation]
-        fitting = [each for each in self._rotation if fits[each]]
-        fitting = fitting or [each for each in order if fits[each]]
+        order, fitting = self._order(fits), self._fitting(fits)
         ahead = order[memory.position :] + order[: memory.position]
         limit = self.config.penalty_limit
         welcome = [
@@ -283,12 +297,18 @@ class HeuristicController(RowController[RowMemory]):
         patience = shortened(config.measurement_epochs, row.horizon)
         if not current and row.epochs_in_stage[slot] < patience:
             return WAIT, describe_waiting(row, slot)
-        if measured and contribution > config.ransom_contribution and improvement < 0:
-            why = f"{Why.RANSOM} ({contribution:+.2f} points, the score {improvement:+.2f})"
-            return self._prune(row, slot, memory, why)
+        is_ransom = measured and contribution > config.ransom_contribution and improvement < 0
         value = contribution if measured else improvement
-        if value > config.fossilize_above:
+        if value > config.fossilize_above and not is_ransom:
             return _at(LifecycleOp.FOSSILIZE, slot, row)
+        if row.age[slot] < shortened(config.learning_epochs, row.horizon):
+            return WAIT, describe_waiting(row, slot)
+        if is_ransom:
+            why = (
+                f"{Why.RANSOM} (it contributes {contribution:+.2f} points, and the score changed "
+                f"by {improvement:+.2f} since it was germinated)"
+            )
+            return self._prune(row, slot, memory, why)
         worth = f"{Why.WORTHLESS} ({value:+.2f} points)"
         return self._prune(row, slot, memory, worth)
 

@@ -334,7 +334,7 @@ class LearnedController:
         signals, learned = self._last.signals, self.policy.horizon
         epoch, horizon = int(signals.epoch[row]), int(signals.max_epochs[row])
         if is_too_short(horizon, learned):
-            return f"{Why.SHORT_RUN} ({learned} epochs or more)"
+            return f"{Why.SHORT_RUN} ({horizon} epochs instead of {learned} or more)"
         progress = describe_progress(signals.loss_history[row].tolist(), epoch, horizon)
         return f"{Why.LEARNED} (chance of germinating {100 * chance:.0f} %, {progress})"
 

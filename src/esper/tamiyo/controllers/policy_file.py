@@ -263,7 +263,7 @@ def describe_difference(theirs: Sequence[str], ours: Sequence[str]) -> str:
         if one != other:
             return f"{one!r} where this Esper has {other!r}"
     same = len(theirs) == len(ours)
-    return "" if same else f"{len(theirs)} things where this Esper has {len(ours)}"
+    return "" if same else f"{len(theirs)} entries where this Esper has {len(ours)}"
 
 
 def controller_fingerprint(spec: str) -> str | None:

@@ -226,7 +226,7 @@ class TamiyoController(LearnedController):
             if is_frozen:
                 found.append("0 parameters of its host train")
             elif distance > FARTHEST:
-                found.append(f"{words[index]} is {distance:.1f} standard deviations above")
+                found.append(f"{words[index]} is {distance:.1f} standard deviations above theirs")
             else:
                 found.append("")
         return found
@@ -310,7 +310,7 @@ def _refuse_other(folder: Path, config: dict[str, Any]) -> None:
     for (verb, theirs, ours), stated in zip(parts, hashes, strict=True):
         if stated == _hash(ours):
             continue
-        difference = describe_difference(theirs, ours) or "things that do not match their hash"
+        difference = describe_difference(theirs, ours) or "entries that do not match their hash"
         raise CheckpointError(
             f"the controller in {folder} {verb} {difference}; use it with Esper "
             f"{config.get('esper')}, or another controller"

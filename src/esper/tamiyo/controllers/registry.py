@@ -212,6 +212,7 @@ class RowView:
     alpha: list[float]
     alpha_target: list[float]
     epochs_in_stage: list[int]
+    age: list[int]
     counterfactual_age: list[int]
     contribution: list[float]
     contribution_se: list[float]

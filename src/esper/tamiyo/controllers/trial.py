@@ -52,6 +52,12 @@ class TrialConfig(Config):
     errors: float = option(
         2.0, "Standard errors by which its contribution must be above 0 as well.", minimum=0.0
     )
+    learning_epochs: int = option(
+        15,
+        "Epochs a seed lives at least before it is pruned; one at full amplitude from its first "
+        "step is measured earlier than it can learn.",
+        minimum=0,
+    )
     measurement_epochs: int = option(
         10, "Epochs a holding seed waits for an ablation at full amplitude.", minimum=0
     )
@@ -75,7 +81,7 @@ class TrialController(RowController[_Memory]):
         super().__init__()
         self.config = config or TrialConfig()
         self._blueprints = context.find_blueprints(self.config.blueprints)
-        self._inert_epochs = context.inert_epochs
+        self._inert_epochs_of = context.inert_epochs_of
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> TrialController:
@@ -99,24 +105,27 @@ class TrialController(RowController[_Memory]):
         config = self.config
         kept = sum(stage == SeedStage.FOSSILIZED for stage in row.stage)
         left = row.horizon - row.epoch
-        obstacles = (
-            (not is_frozen and row.epoch < config.start * row.horizon, Why.EARLY),
-            (row.epoch > config.stop * row.horizon or left <= self._inert_epochs, Why.TOO_LATE),
-        )
-        for is_in_the_way, why in obstacles:
-            if is_in_the_way:
-                progress = describe_progress(row.loss_history, row.epoch, row.horizon)
-                return WAIT, f"{why} ({progress})"
+        progress = describe_progress(row.loss_history, row.epoch, row.horizon)
+        if not is_frozen and row.epoch < config.start * row.horizon:
+            return WAIT, f"{Why.EARLY} ({progress})"
+        if row.epoch > config.stop * row.horizon:
+            return WAIT, f"{Why.TOO_LATE} ({progress})"
         if any(stage in COOLDOWN_STAGES for stage in row.stage):
             return WAIT, describe_resting(row)
         if kept >= config.seeds and not is_frozen:
             return WAIT, f"{Why.FULL} (this rule keeps {kept})"
-        for slot in middle_first(len(row.stage)):
-            if not row.legal[LifecycleOp.GERMINATE][slot]:
-                continue
-            for blueprint in self._blueprints:
-                if row.fits[slot][blueprint] and [slot, blueprint] not in memory.pruned:
-                    return {"op": LifecycleOp.GERMINATE, "slot": slot, "blueprint": blueprint}, ""
+        fitting = [
+            (slot, blueprint)
+            for slot in middle_first(len(row.stage))
+            if row.legal[LifecycleOp.GERMINATE][slot]
+            for blueprint in self._blueprints
+            if row.fits[slot][blueprint] and [slot, blueprint] not in memory.pruned
+        ]
+        for slot, blueprint in fitting:
+            if left > self._inert_epochs_of(slot, blueprint):
+                return {"op": LifecycleOp.GERMINATE, "slot": slot, "blueprint": blueprint}, ""
+        if fitting:
+            return WAIT, f"{Why.TOO_LATE} ({progress})"
         return WAIT, f"{Why.FULL} (0 of {len(row.stage)})"
 
     def _judge(self, row: RowView, slot: int, memory: _Memory, *, is_frozen: bool) -> Verdict:
@@ -141,6 +150,8 @@ class TrialController(RowController[_Memory]):
             choice: Choice = {"op": LifecycleOp.FOSSILIZE, "slot": slot}
             is_legal = row.legal[LifecycleOp.FOSSILIZE][slot]
             return (choice, "") if is_legal else (WAIT, describe_waiting(row, slot))
+        if row.age[slot] < shortened(config.learning_epochs, row.horizon):
+            return WAIT, describe_waiting(row, slot)
         worth = f"{format_contribution(value, error)} points"
         return self._prune(row, slot, memory, f"{Why.WORTHLESS} ({worth})")
 
