@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -592,8 +592,24 @@ def test_a_loss_that_does_not_suit_the_model_is_refused_before_training() -> Non
 
 
 def test_a_wrong_slot_is_named() -> None:
-    with pytest.raises(SlotError, match="no submodule 'boddy', did you mean 'body'"):
+    told = "no submodule 'boddy', did you mean 'body'.*; esper.suggest_slots"
+    with pytest.raises(SlotError, match=told):
         make_run(slots=["boddy"])
+
+
+@pytest.mark.parametrize(
+    ("batch", "advice"),
+    [
+        (lambda x, y: {"pixels": x, "labels": y}, "the keys of a dict batch are arguments of"),
+        (lambda x, y: (x, x, y), r"a batch is \(input, target\), or \(input, ..., target\)"),
+    ],
+    ids=["dict", "two inputs"],
+)
+def test_batches_that_do_not_fit_forward_are_refused_with_what_to_give(
+    batch: Callable[..., Any], advice: str
+) -> None:
+    with pytest.raises(UsageError, match=advice):
+        make_run(val=[batch(x, y) for x, y in VAL])
 
 
 def test_a_training_loss_that_stays_infinite_stops_the_run() -> None:

@@ -145,6 +145,15 @@ _ADVICE = (
         "give tensors of the model's own type, as by torch.as_tensor(x, dtype=torch.float32)",
     ),
     (
+        r"forward\(\) got an unexpected keyword argument",
+        "the keys of a dict batch are arguments of forward; rename them, or give (input, target)",
+    ),
+    (
+        r"forward\(\) takes .* were given|forward\(\) missing .* argument",
+        "a batch is (input, target), or (input, ..., target) with one input for each argument of "
+        "forward",
+    ),
+    (
         r"[Oo]ut of memory",
         "use a smaller batch size",
     ),

@@ -446,7 +446,10 @@ def _find(model: nn.Module, path: str) -> nn.Module:
         return model.get_submodule(path)
     except AttributeError:
         hint = instead(path, known, "it has:")
-        raise SlotError(f"the model has no submodule {path!r}{hint}") from None
+        raise SlotError(
+            f"the model has no submodule {path!r}{hint}; esper.suggest_slots(model, example) "
+            "finds good ones"
+        ) from None
 
 
 def output_shape(path: str, outputs: list[Any]) -> tuple[int, ...]:
