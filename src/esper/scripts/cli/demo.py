@@ -214,7 +214,9 @@ def train_side_by_side(
                 except (EOFError, ConnectionError):
                     processes[name].join()
                     code = processes[name].exitcode
-                    answer = EsperError(f"its process ended with code {code}; is memory scarce?")
+                    # Killed, as by a system that is out of memory.
+                    advice = "; is memory scarce?" if code == -9 else ""
+                    answer = EsperError(f"its process ended with code {code}{advice}")
                 if isinstance(answer, Point):
                     outcomes[name].curve.append(answer)
                     on_point(name, answer)
