@@ -10,7 +10,10 @@ import os
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import random
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -31,6 +34,18 @@ THREADS = int(os.environ.setdefault("ESPER_THREADS", "1"))
 torch.set_num_threads(THREADS)
 # Processes that tests start compute with as many.
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
+
+# Runs and checkpoints wait for the disk at every step, ten milliseconds where others use it too. So
+# files of tests lie in memory where there is enough of it and programs may be started from there.
+MEMORY = Path("/dev/shm")
+if (
+    os.access(MEMORY, os.W_OK)
+    and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    and shutil.disk_usage(MEMORY).free > 2 * 2**30
+):
+    os.environ.setdefault("TMPDIR", str(MEMORY))
+    # Pytest has asked for the place already.
+    tempfile.tempdir = None
 
 
 class TorchRandom:
