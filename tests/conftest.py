@@ -9,6 +9,7 @@ import os
 # PyTorch is loaded, so this comes before that import.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import getpass
 import random
 import shutil
 import signal
@@ -43,6 +44,9 @@ if (
     and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
     and shutil.disk_usage(MEMORY).free > 2 * 2**30
 ):
+    # What the compiler keeps is large, and stays from run to run.
+    kept = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kept))
     os.environ.setdefault("TMPDIR", str(MEMORY))
     # Pytest has asked for the place already.
     tempfile.tempdir = None
