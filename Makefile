@@ -52,8 +52,9 @@ check: setup ## lint, format, types, import contracts, the shape of the tree and
 # Tests start a hundred Pythons: compiled code is kept, also where the environment forbids it.
 test test-portable test-slow: export PYTHONDONTWRITEBYTECODE =
 
+# A file's tests run in one process, so that what they share is made once.
 test: check ## all that a change needs: the checks above, then the CPU test suite
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not integrations"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu and not integrations"
 
 # Each setting limits PyTorch, oneDNN and MKL by itself.
 test-portable: setup ## all tests that train, under every instruction set here, one and two threads

@@ -9,8 +9,12 @@ import os
 # PyTorch is loaded, so this comes before that import.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import getpass
 import random
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -31,6 +35,21 @@ THREADS = int(os.environ.setdefault("ESPER_THREADS", "1"))
 torch.set_num_threads(THREADS)
 # Processes that tests start compute with as many.
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
+
+# Runs and checkpoints wait for the disk at every step, ten milliseconds where others use it too. So
+# files of tests lie in memory where there is enough of it and programs may be started from there.
+MEMORY = Path("/dev/shm")
+if (
+    os.access(MEMORY, os.W_OK)
+    and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    and shutil.disk_usage(MEMORY).free > 2 * 2**30
+):
+    # What the compiler keeps is large, and stays from run to run.
+    kept = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kept))
+    os.environ.setdefault("TMPDIR", str(MEMORY))
+    # Pytest has asked for the place already.
+    tempfile.tempdir = None
 
 
 class TorchRandom:

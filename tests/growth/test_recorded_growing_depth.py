@@ -89,7 +89,6 @@ def of_stacks(folder: Path) -> dict[str, Any]:
     return {name: found[name] for name in ("epochs", "stacks", "decisions", "seeds")}
 
 
-@pytest.mark.parametrize("stop", [1, 4])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -100,7 +99,7 @@ def of_stacks(folder: Path) -> dict[str, Any]:
     ids=["schedule", "slope", "function"],
 )
 def test_a_run_that_was_stopped_goes_on_to_the_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], stop: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(RecordedGrowth, "is_due", lambda self, step: True)
 
@@ -114,11 +113,13 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(
     blocks = [record.depth.awake["blocks"] for record in whole.history if record.depth]
     assert blocks[0] == 1
     assert blocks[-1] == 4
-    with pytest.raises(KeyboardInterrupt, match="is saved"):
-        deepen(tmp_path / "run", on_epoch=interrupt_after(stop), **options())
-    again = deepen(tmp_path / "run", resume=True, model_seed=9, **options())
-    assert_same(again, whole)
-    assert of_stacks(tmp_path / "run") == of_stacks(tmp_path / "whole")
+    for stop in (1, 4):
+        run = tmp_path / f"stopped after {stop}"
+        with pytest.raises(KeyboardInterrupt, match="is saved"):
+            deepen(run, on_epoch=interrupt_after(stop), **options())
+        again = deepen(run, resume=True, model_seed=9, **options())
+        assert_same(again, whole)
+        assert of_stacks(run) == of_stacks(tmp_path / "whole")
 
 
 def test_a_run_that_was_killed_goes_on_to_the_bit(tmp_path: Path) -> None:

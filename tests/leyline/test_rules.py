@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -122,10 +123,11 @@ def test_agrees_with_the_plain_reading_in_every_state(rows: list[Row], config: R
     codes = refusals(view_of(rows), config)
     assert codes.dtype == torch.int64
     assert codes.shape == (len(rows), len(LifecycleOp), len(rows[0]))
-    for r, row in enumerate(rows):
-        for op in LifecycleOp:
-            for s in range(len(row)):
-                assert Refusal(int(codes[r, op, s])) is reason(row, s, op, config)
+    expected = [
+        [[reason(row, s, op, config) for s in range(len(row))] for op in LifecycleOp]
+        for row in rows
+    ]
+    assert codes.tolist() == expected
 
 
 @given(STATES, CONFIGS)
@@ -192,13 +194,17 @@ def test_masks_are_the_plain_reading_of_the_rules(rows: list[Row], config: Rules
     assume(all(any(slot.enabled for slot in row) for row in rows))
     masks = build_masks(view_of(rows), config)
     assert masks.rows == len(rows)
-    for r, row in enumerate(rows):
-        for op in LifecycleOp:
-            legal = [reason(row, s, op, config) is Refusal.NONE for s in range(len(row))]
-            assert masks.slot_by_op[r, op].tolist() == legal
-            assert bool(masks.op[r, op]) == any(legal)
-        fits = [[False, *slot.fits[1:]] for slot in row]
-        assert masks.blueprint_by_slot[r].tolist() == fits
+    legal = [
+        [
+            [reason(row, s, op, config) is Refusal.NONE for s in range(len(row))]
+            for op in LifecycleOp
+        ]
+        for row in rows
+    ]
+    assert masks.slot_by_op.tolist() == legal
+    assert masks.op.tolist() == [[any(slots) for slots in ops] for ops in legal]
+    fits = [[[False, *slot.fits[1:]] for slot in row] for row in rows]
+    assert masks.blueprint_by_slot.tolist() == fits
     # What no legal op uses is masked once the op is chosen, not before: entropy needs every step.
     for head in ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"):
         assert bool(getattr(masks, head).all()), head
@@ -210,19 +216,18 @@ def test_an_action_is_allowed_exactly_where_no_reason_forbids_it(
     rows: list[Row], config: RulesConfig
 ) -> None:
     assume(all(any(slot.enabled for slot in row) for row in rows))
-    masks = build_masks(view_of(rows), config)
-    count = len(rows)
-    for op in LifecycleOp:
-        for slot in range(-1, len(rows[0]) + 1):
-            for blueprint in (-1, 0, 1, 3, 4):
-                asked = [torch.full((count,), each) for each in (int(op), slot, blueprint)]
-                found = allows(masks, *asked).tolist()
-                for r, row in enumerate(rows):
-                    known = 0 <= slot < len(row)
-                    legal = known and reason(row, slot, op, config) is Refusal.NONE
-                    if op is GERMINATE:
-                        legal = legal and blueprint in (1, 3) and row[slot].fits[blueprint]
-                    assert found[r] == (legal or op is LifecycleOp.WAIT)
+    asked = list(itertools.product(LifecycleOp, range(-1, len(rows[0]) + 1), (-1, 0, 1, 3, 4)))
+    # Every row is asked everything at once.
+    masks = build_masks(view_of([row for row in rows for _ in asked]), config)
+    found = allows(masks, *torch.tensor(asked).repeat(len(rows), 1).unbind(1)).tolist()
+    expected = []
+    for row in rows:
+        for op, slot, blueprint in asked:
+            legal = 0 <= slot < len(row) and reason(row, slot, op, config) is Refusal.NONE
+            if op is GERMINATE:
+                legal = legal and blueprint in (1, 3) and row[slot].fits[blueprint]
+            expected.append(legal or op is LifecycleOp.WAIT)
+    assert found == expected
 
 
 @given(STATES, CONFIGS)
