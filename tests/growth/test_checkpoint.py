@@ -172,6 +172,10 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for content, match in (
         (make_net(), r"holds a .*Net, and only weights are read; write torch\.save"),
         ({"model": weights, "epoch": 3}, "mapping of 'model', 'epoch', not a state_dict; write"),
+        (
+            {"other": weights[name]},
+            r"1 are not the model's \(first other\); give a model of the same",
+        ),
         ({f"module.{each}": value for each, value in weights.items()}, "puts 'module.' before"),
         ({**weights, "stem.grown.seed": weights[name]}, "so give the folder of grown.save"),
         ({**weights, name: torch.zeros(7)}, rf"1 have another shape \(first {name}, \[7\] instead"),
