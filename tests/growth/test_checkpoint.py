@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,15 @@ def test_what_hugging_face_saved_says_what_it_is(tmp_path: Path) -> None:
     given = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=4, **shape))
     deep = language(given, checkpoint=tmp_path / "two", deepen={"at": {0.4: 4}}, **data)
     assert deep.model is given
+    half = (tmp_path / "two" / "model.safetensors").read_bytes()[:500]
+    for name, content, match in (
+        ("model.safetensors", half, "cannot be loaded as a GPT2LMHeadModel: .*save_pretrained"),
+        ("config.json", b'{"archi', r"config\.json is damaged .*save_pretrained"),
+    ):
+        shutil.copytree(tmp_path / "two", tmp_path / name)
+        (tmp_path / name / name).write_bytes(content)
+        with pytest.raises(UsageError, match=match):
+            language(tmp_path / name, epochs=1, controller="wait", **data)
     with pytest.raises(UsageError, match=r"do not fit the model: .*or write deepen="):
         language(given, checkpoint=tmp_path / "two", epochs=1, controller="wait", **data)
 
@@ -162,6 +172,10 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for content, match in (
         (make_net(), r"holds a .*Net, and only weights are read; write torch\.save"),
         ({"model": weights, "epoch": 3}, "mapping of 'model', 'epoch', not a state_dict; write"),
+        (
+            {"other": weights[name]},
+            r"1 are not the model's \(first other\); give a model of the same",
+        ),
         ({f"module.{each}": value for each, value in weights.items()}, "puts 'module.' before"),
         ({**weights, "stem.grown.seed": weights[name]}, "so give the folder of grown.save"),
         ({**weights, name: torch.zeros(7)}, rf"1 have another shape \(first {name}, \[7\] instead"),

@@ -44,6 +44,10 @@ def test_a_picture_of_another_kind_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=r"written as \.svg or \.html, not .*'growth\.svg'"):
         draw_history(history, "net").save(tmp_path / name)
+    with pytest.raises(
+        UsageError, match=r"written as \.svg or \.html, not ''; write 'growth\.svg'"
+    ):
+        draw_history(history, "net").save("")
     assert not list(tmp_path.iterdir())
 
 

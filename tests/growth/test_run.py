@@ -373,7 +373,7 @@ def test_patience_ends_a_run_and_names_the_seed_that_it_has_caught() -> None:
     told = "no better validation score in 4 epochs"
     assert grown.summary.stopped == told
     assert grown.why[0] == (
-        f"The run stopped after epoch 5 ({told}), when a mlp_small at stem was still being "
+        f"The run stopped after epoch 5 ({told}), when the mlp_small at stem was still being "
         "blended in."
     )
     assert repr(grown).endswith("grew nothing, epoch 1 of 5)")

@@ -120,6 +120,8 @@ def test_another_network_is_trained_as_it_is() -> None:
 def test_what_cannot_be_compared_is_said() -> None:
     with pytest.raises(UsageError, match="nothing grew"):
         grow(controller="wait").compare_static()
+    with pytest.raises(UsageError, match=r"takes a torch\.nn\.Module, got str; write grown"):
+        grow().compare_static("net")  # type: ignore[arg-type]
     passes = iter(make_batches(40))
     grown = grow(train=passes, decide_every=4, epochs=EPOCHS)
     with pytest.raises(UsageError, match="train was an iterator"):

@@ -119,7 +119,8 @@ def _from_pretrained(
     kind: Any = type(model) if hasattr(model, "from_pretrained") else _class_of(path)
     try:
         finished = kind.from_pretrained(path, local_files_only=True)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:
+        # A damaged file raises whatever its bytes happen to lead to.
         raise UsageError(
             f"{path} cannot be loaded as a {kind.__name__}: {reason_of(error)[:300]}; write it "
             "again by model.save_pretrained, or give the class that was saved"
@@ -138,7 +139,13 @@ def _class_of(path: Path) -> type[nn.Module]:
     """Return the class of the network in a folder of Hugging Face."""
     with needing(f"{path}, written by Hugging Face,", "transformers"):
         library = importlib.import_module("transformers")
-    config = json.loads((path / _HUGGING_FACE).read_text(encoding="utf-8"))
+    try:
+        config = json.loads((path / _HUGGING_FACE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path / _HUGGING_FACE} is damaged ({reason_of(error)}); write it again by "
+            "model.save_pretrained"
+        ) from None
     names = config.get("architectures") if isinstance(config, Mapping) else None
     kind = getattr(library, str(names[0]), None) if names else None
     if kind is None:

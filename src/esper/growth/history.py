@@ -56,7 +56,7 @@ class Picture:
         else:
             raise UsageError(
                 f"a picture is written as .svg or .html, not {path.name!r}; write "
-                f"{path.with_suffix('.svg').name!r} and convert it"
+                f"'{path.stem or 'growth'}.svg' and convert it"
             )
         atomic_write_bytes(path, text.encode())
         return path

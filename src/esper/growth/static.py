@@ -152,6 +152,11 @@ def _static_request(grown: Grown, model: nn.Module | None) -> GrowRequest:
         )
     garden, placed, planted = grown._garden, None, None
     if model is not None:
+        if not isinstance(model, nn.Module):
+            raise UsageError(
+                f"compare_static takes a torch.nn.Module, got {type(model).__name__}; write "
+                "grown.compare_static() for the architecture that grew"
+            )
         request = replace(recipe.request, model=model, name=type(model).__name__)
         if isinstance(request.optimizer, Optimizer) or isinstance(request.scheduler, LRScheduler):
             raise UsageError(

@@ -277,6 +277,11 @@ def test_gradient_accumulation_and_clipping() -> None:
     assert [event["step"] for event in adapters.history[:2]] == [0, 4]
 
 
+def twice(model: nn.Module) -> Adapt:
+    Adapt(model, 500)
+    return Adapt(model, 500)
+
+
 @pytest.mark.parametrize(
     ("make_adapters", "told"),
     [
@@ -287,6 +292,10 @@ def test_gradient_accumulation_and_clipping() -> None:
         (lambda: Adapt(make(), 500, trainable="tail"), "names 'tail'"),
         (lambda: Adapt(make(), 500, targets="tail"), "names 'tail'"),
         (lambda: Adapt(DataParallel(make()), 500), "without DataParallel"),
+        (lambda: Adapt("net", 500), r"takes a torch\.nn\.Module, got str"),
+        (lambda: Adapt(make(), "2x"), "budget must be a whole number, got '2x'"),
+        (lambda: Adapt(make(), rank=0), "rank must be at least 1"),
+        (lambda: twice(make()), r"weight, …: it already has a parametrization; .* bake\(\)\)$"),
     ],
 )
 def test_refusals(make_adapters: Any, told: str) -> None:
@@ -333,3 +342,27 @@ def test_a_state_of_another_model_or_budget_is_refused() -> None:
         Adapt(make(), 500, targets="wide").load_state_dict(state)
     with pytest.raises(CheckpointError, match="a budget of 500, but this Adapt of 600"):
         Adapt(make(), 600).load_state_dict(state)
+
+
+def test_a_state_that_is_none_or_damaged_is_refused_before_anything_is_loaded() -> None:
+    whole = Adapt(make(), 500, trainable="head").state_dict()
+    fresh = Adapt(make(), 500, trainable="head")
+    before = {name: value.clone() for name, value in fresh.model.state_dict().items()}
+    pairs, trained = whole["pairs"], whole["trainable"]
+    name = next(name for name, pair in pairs.items() if len(pair["A"]))
+    pair = {**pairs[name], "A": pairs[name]["A"][:, 1:]}
+    for state, told in (
+        ({"x": 1}, r"no state of an Adapt: .* is missing; give adapters\.state_dict\(\)"),
+        (make().state_dict(), "no state of an Adapt"),
+        ({key: value for key, value in whole.items() if key != "pairs"}, "'pairs' is missing"),
+        ({**whole, "pairs": {**pairs, name: pair}}, f"the pair of {name} has the shapes"),
+        (
+            {**whole, "trainable": {**trained, "head.weight": torch.zeros(1)}},
+            r"head\.weight is \[1\] in this state",
+        ),
+    ):
+        with pytest.raises(CheckpointError, match=told):
+            fresh.load_state_dict(state)
+    after = fresh.model.state_dict()
+    assert all(torch.equal(after[each], value) for each, value in before.items())
+    fresh.load_state_dict(whole)

@@ -85,7 +85,7 @@ def test_a_configuration_says_where_and_how_much() -> None:
         (lora(use_dora=True), "use_dora=True"),
         (lora(lora_dropout=0.1), "lora_dropout=0.1"),
         (lora(target_modules=None), "target_modules"),
-        (lora(target_modules=["tail"]), "tail"),
+        (lora(target_modules=["tail"]), "tail.* known: .*head"),
         (lora(peft_type="IA3"), "takes a LoraConfig"),
     ],
 )
@@ -115,6 +115,9 @@ def test_what_peft_cannot_load_is_refused(tmp_path: Path) -> None:
     attention = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8))
     with pytest.raises(UsageError, match=r"nn\.MultiheadAttention"):
         Adapt(attention, rank=1).save_pretrained(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file is a file; give a folder"):
+        Adapt(make(), rank=1).save_pretrained(tmp_path / "file")
     with pytest.raises(UsageError, match="no rank is placed yet"):
         Adapt(nn.Sequential(nn.Linear(40, 40)), 500).save_pretrained(tmp_path)
 

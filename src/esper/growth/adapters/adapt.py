@@ -17,13 +17,15 @@ from esper.growth.adapters.weights import (
     AdaptedWeight,
     check_bare,
     check_held,
+    check_state,
     find_weights,
     inner_optimizers,
     peft_modules,
     swap,
 )
 from esper.growth.depth.blocks import world_size
-from esper.leyline.errors import CheckpointError, UsageError, nearest
+from esper.leyline.config import check_value
+from esper.leyline.errors import UsageError, nearest
 
 
 class Adapt:
@@ -66,6 +68,10 @@ class Adapt:
         check_bare(model)
         if (budget is None) == (rank is None):
             raise UsageError("Adapt needs either budget=20_000 (trainable parameters) or rank=8")
+        given = {"budget": budget, "rank": rank}
+        for name, value in given.items():
+            if value is not None:
+                check_value(name, value, int, minimum=1)
         self.model = model
         self.config = config or AdaptConfig()
         self._trainable = [trainable] if isinstance(trainable, str) else list(trainable)
@@ -315,21 +321,7 @@ class Adapt:
         """
         self._check_not_baked()
         own = self._own_parameters()
-        for kind, names, there in (
-            ("weights", state["pairs"], self._weights),
-            ("trainable parameters", state["trainable"], own),
-        ):
-            if names.keys() != there.keys():
-                odd = sorted(names.keys() ^ there.keys())[0]
-                raise CheckpointError(
-                    f"this state belongs to a model with other {kind}: only one of both has "
-                    f"{odd}; make model and Adapt as they were made for it"
-                )
-        if state["budget"] != self._budget:
-            raise CheckpointError(
-                f"this state has a budget of {state['budget']:,}, but this Adapt of "
-                f"{self._budget:,}; write Adapt(model, {state['budget']})"
-            )
+        check_state(state, set(self.state_dict()), self._weights, own, self._budget)
         self._stop_watching()
         optimizers = inner_optimizers(optimizer)
         for name, pair in state["pairs"].items():

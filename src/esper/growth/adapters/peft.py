@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from esper.growth.adapters.weights import AdaptedWeight, find_weights, peft_modules
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, instead
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
@@ -97,6 +97,8 @@ def save_adapter(
         "inference_mode": True,
     }
     into = Path(folder)
+    if into.exists() and not into.is_dir():
+        raise UsageError(f"{into} is a file; give a folder, as in save_pretrained('adapter')")
     into.mkdir(parents=True, exist_ok=True)
     save_file(tensors, into / TENSORS, metadata={"format": "pt"})
     (into / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -142,7 +144,10 @@ def read_lora_config(model: nn.Module, config: Any) -> tuple[list[str], list[str
     else:
         found = [n for n in names if any(f".{n}".endswith(f".{end}") for end in wanted)]
     if not found:
-        raise UsageError(f"target_modules={wanted!r} matches no weight that can be adapted")
+        raise UsageError(
+            f"target_modules={wanted!r} matches no weight that can be adapted"
+            f"{instead(wanted, names)}"
+        )
     rank = config.r
     scale = config.lora_alpha / (rank**0.5 if getattr(config, "use_rslora", False) else rank)
     return found, trainable, rank, scale

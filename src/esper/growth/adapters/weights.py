@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from esper.growth.depth.blocks import unwrap_optimizers
-from esper.leyline.errors import UsageError, instead
+from esper.leyline.errors import CheckpointError, UsageError, instead
 
 Layout = Literal["linear", "transposed", "conv"]
 
@@ -192,7 +192,13 @@ class FoundWeights:
         """Return the weights of these modules, or all for 'auto'; refuse names that match none."""
         if targets == "auto":
             if not self.weights:
-                why = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+                by_reason: dict[str, list[str]] = {}
+                for name, reason in self.reasons.items():
+                    by_reason.setdefault(reason, []).append(name)
+                why = "; ".join(
+                    f"{', '.join(names[:3])}{', …' * (len(names) > 3)}: {reason}"
+                    for reason, names in by_reason.items()
+                )
                 raise UsageError(
                     "the model has no weight that can be adapted; Adapt needs an nn.Linear, "
                     "nn.Conv1d, nn.Conv2d, nn.MultiheadAttention or Hugging Face's Conv1D"
@@ -274,7 +280,7 @@ def _weights_of(module: nn.Module) -> Iterator[tuple[str, Layout]]:
 def _why_not(module: nn.Module, tensor: str, owners: Counter[int]) -> str:
     """Return why a weight cannot be adapted; empty where it can be."""
     if parametrize.is_parametrized(module, tensor):
-        return "it already has a parametrization; remove that first"
+        return "it already has a parametrization; remove that, one of Esper by bake()"
     weight = module._parameters.get(tensor)
     if weight is None or not weight.is_floating_point() or weight.itemsize < 2:
         return f"the weight of a {type(module).__name__} is quantised; load the model unquantised"
@@ -292,11 +298,68 @@ def _why_not(module: nn.Module, tensor: str, owners: Counter[int]) -> str:
 def check_bare(model: nn.Module) -> None:
     """Refuse a model that is wrapped for several processes or compiled."""
     name = type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"Adapt takes a torch.nn.Module, got {name}; give the model itself")
     if isinstance(model, DistributedDataParallel | FSDPModule) or name in _WRAPPERS:
         raise UsageError(
             f"Adapt needs the model without {name}, which would not see parameters that come "
             f"later; write Adapt(model.module, ...) first and wrap the model afterwards"
         )
+
+
+def check_state(
+    state: Mapping[str, Any],
+    keys: Collection[str],
+    weights: Mapping[str, AdaptedWeight],
+    trainable: Mapping[str, nn.Parameter],
+    budget: int,
+) -> None:
+    """Refuse a state that is not one of adapters on these weights.
+
+    Args:
+        state: what is to be loaded.
+        keys: its keys if it is one.
+        weights: the adapted weights, by name.
+        trainable: the parameters of the modules that train in full.
+        budget: most trainable parameters.
+    """
+    lacking = sorted(set(keys) - state.keys()) if isinstance(state, Mapping) else sorted(keys)
+    if lacking:
+        raise CheckpointError(
+            f"this is no state of an Adapt: {lacking[0]!r} is missing; give adapters.state_dict()"
+        )
+    advice = "make model and Adapt as they were made for it"
+    for kind, names, there in (
+        ("weights", state["pairs"], weights),
+        ("trainable parameters", state["trainable"], trainable),
+    ):
+        if names.keys() != there.keys():
+            odd = sorted(names.keys() ^ there.keys())[0]
+            raise CheckpointError(
+                f"this state belongs to a model with other {kind}: only one of both has {odd}; "
+                f"{advice}"
+            )
+    if state["budget"] != budget:
+        raise CheckpointError(
+            f"this state has a budget of {state['budget']:,}, but this Adapt of {budget:,}; write "
+            f"Adapt(model, {state['budget']})"
+        )
+    for name, pair in state["pairs"].items():
+        one = weights[name]
+        for before, after in (("A", "B"), ("settled_A", "settled_B")):
+            shapes = [list(pair[key].shape) for key in (before, after)]
+            rank = shapes[0][0]
+            if shapes != [[rank, one.columns], [one.rows, rank]]:
+                raise CheckpointError(
+                    f"the pair of {name} has the shapes {shapes[0]} and {shapes[1]}, and the "
+                    f"weight is {one.rows}×{one.columns}; {advice}"
+                )
+    for name, values in state["trainable"].items():
+        if values.shape != trainable[name].shape:
+            raise CheckpointError(
+                f"{name} is {list(values.shape)} in this state and "
+                f"{list(trainable[name].shape)} in the model; {advice}"
+            )
 
 
 # ---- Optimizers of pairs whose rank changes

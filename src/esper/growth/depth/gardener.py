@@ -133,14 +133,15 @@ def describe_misfit(weights: Mapping[str, Any], network: nn.Module) -> str:
     }
     parts = [f"{len(names)} {what} (first {names[0]})" for what, names in kinds.items() if names]
     advice = "give a model of the same architecture"
-    prefix = strange[0].removesuffix(missing[0]) if missing and strange else ""
+    is_wrapped = bool(missing and strange) and strange[0].endswith(missing[0])
+    prefix = strange[0].removesuffix(missing[0]) if is_wrapped else ""
     if any(f".{GROWN}." in name for name in strange):
         advice = "they are of a network that has grown, so give the folder of grown.save"
     elif prefix and all(name.startswith(prefix) for name in weights):
         advice = f"save the state_dict without the wrapper that puts {prefix!r} before every name"
     elif missing and not strange:
         advice += ", or write deepen=True if it has more blocks"
-    return f"{', '.join(parts)}; {advice}"
+    return f"{', '.join(parts) or 'PyTorch cannot load them'}; {advice}"
 
 
 def blocks_within(
