@@ -10,28 +10,28 @@ from esper.lab.tasks.member import GROWTH_LIMIT, RATES, SCHEDULE, SEED_WARM_UP, 
 _INTRODUCTION = """\
 # The arena
 
-Where controllers are trained, chosen and judged. A *family* is a set of tasks that differ along
-axes: the host's kind, width and depth, where its slots are, the data set and its classes, the
-number of training images, the share of wrong labels, the length of a run, and how far the learning
-rate is from the one that suits the waiting host. What is right on one member is wrong on another,
-so no fixed schedule is right for a family.
+Controllers are trained, chosen and judged on families of tasks. A *family* is a set of tasks, its
+*members*, that differ along axes: kind, width and depth of the host, position of its slots, data
+set and classes, number of training images, share of wrong labels, length of a run, and the learning
+rate as a multiple of the best one without growth. A schedule that suits one member does harm on
+another, so no fixed schedule suits a whole family.
 
-This page is written by `python -m tools.pages`; the tables behind it are
-`esper.lab.tasks.family` and `esper.lab.tasks.member`. `esper tasks --family NAME` lists the same.
+`python -m tools.pages` makes this page from `esper.lab.tasks.family` and `esper.lab.tasks.member`.
+`esper tasks --family NAME` prints the same tables.
 
 ## Splits
 
-* **train**: what `esper train` draws, every round anew. Few architectures a round
-  (`architectures_per_round`), each with many conditions, so that rows of one architecture can run
-  as one stack. Rows that share an environment seed share the member, and so their twin.
-* **select**: what the best policy of a run is chosen by, and whatever else is improved on. Training
-  never draws any of its widths, and it has noise levels and numbers of images of its own.
-* **claim**: a fixed list, on which is measured what is said of a controller. It is opened at most
-  twice. Fashion-MNIST and the residual host are here alone. Members are chosen by the values of
-  their axes, before anything was grown on them: hosts that lack capacity, hosts that are wide
-  enough, and data that is too little or too noisy for more capacity.
+* **train**: `esper train` draws new members in every round. A round has few architectures
+  (`architectures_per_round`), each with many conditions, so that rows of one architecture run as
+  one stack. Rows with the same environment seed share the member, and so their twin.
+* **select**: the best policy of a run is chosen on these members, and so are all other choices.
+  Training never uses their widths; some noise levels and numbers of images are new too.
+* **claim**: published results are measured on this fixed list, at most twice. Fashion-MNIST and
+  the residual host occur only here. Members were chosen by their axis values before anything was
+  grown on them: hosts that lack capacity, hosts that are large enough, and data that is too little
+  or too noisy for more capacity.
 
-A member names itself by its values: `cifar16 residual 8x3 pooled, 25000 images, 60 epochs` is a
+The label of a member lists its values: `cifar16 residual 8x3 pooled, 25000 images, 60 epochs` is a
 residual host of three blocks on CIFAR-10 at 16x16 whose channels start at 8 and double from block
 to block, with a slot after every pool. No member may grow beyond {limit:g} times its host's
 parameters or operations. The learning rate follows `{schedule}` with {warm_up:.0%} warm-up; that of
@@ -44,8 +44,9 @@ by architecture, and `member.task()` is a task like any other.
 _RATES = """\
 ## Learning rates
 
-The rate at which a host that only waits does best, by data set, host and number of training images;
-between two sizes it is a power of the size, beyond them it stays. `rate_factor` multiplies it.
+The best learning rate of a host that never grows, by data set, host and number of training images.
+Between two sizes it is interpolated as a power of the size; beyond them it is constant.
+`rate_factor` multiplies it.
 
 {table}
 
@@ -54,8 +55,8 @@ The plain hosts at 16x16 and 14x14 were measured with 20,000 and 2,000 images
 within 0.7 validation points of the best for every host with 20,000 images; with 2,000 the best rate
 was the lowest tried. The residual host's rate with 8,000 to 28,000 images is from
 `research/campaign/results/residual.jsonl`, the digits' from `tune_digits.jsonl` beside it (0.2 is
-best with 200 images and within 0.5 points of it with all). All others are taken over from these and
-not measured.
+best with 200 images and within 0.5 points of it with all). All others are copied from these and
+were not measured.
 """
 
 
@@ -92,7 +93,7 @@ def _family(family: Family) -> str:
         f"{len(family.members('train'))} train members of "
         f"{len(family.architectures('train'))} architectures, "
         f"{len(family.members('select'))} select members of "
-        f"{len(family.architectures('select'))}; what the data cannot give is left out."
+        f"{len(family.architectures('select'))}; impossible combinations are left out."
     )
     parts = [f"## `{family.name}`", family.summary, axes, sizes]
     if family.claims:

@@ -19,26 +19,25 @@ from esper.tamiyo.policy.ratios import FEATURE_SETS, FeatureSet
 _INTRODUCTION = """\
 # Observation V3
 
-What a policy sees of one host at one decision: {size} numbers for three slots, and beside them the
-blueprint of every slot as an index (-1 where there is none), which the network embeds. This page is
-written by `python -m tools.pages`; the table behind it is
-`esper.tamiyo.policy.layout`.
+The inputs of a policy for one host at one decision: {size} numbers for three slots, and the
+blueprint of every slot as an index (-1 for none), which the network embeds. `python -m tools.pages`
+makes this page from `esper.tamiyo.policy.layout`.
 
 `esper.tamiyo.policy.features.batch_obs_to_features(signals, slot_config, device)` returns both for
 all rows of a `Signals`. With S slots an observation has {shared} + {per_slot} S numbers ({five} for
-five). A policy laid out for more slots than a host has sees the missing ones as empty.
+five). If a host has fewer slots than its policy, the missing ones look empty.
 
 * Every number lies within its range, and so within -2 and 2; values beyond are clamped.
-* Shares divide by the slots that are enabled in the row. A slot that is empty or not enabled is 0
-  throughout.
+* Shares are relative to the enabled slots of the row. All features of an empty or disabled slot
+  are 0.
 * A slot in its cooldown has a record: `is_active` is 1 and its stage is shown, because it cannot be
   germinated yet.
-* Histories run from the oldest epoch to the newest and are 0 where there was no epoch yet.
-* `points(score)` is the score itself where it is an accuracy (0 to 100 points). A score below zero
-  is a negative loss, and its points are 100 exp(score): for a cross-entropy the mean likelihood of
-  the truth. So these features keep their range and direction for tasks without an accuracy.
-  Contributions and interactions stay in the unit of the score.
-* A seed is *measured* once an ablation has told its contribution. Interactions are those of the
+* Histories are ordered from the oldest epoch to the newest; missing epochs are 0.
+* `points(score)` is the score itself if it is an accuracy (0 to 100 points). A score below zero
+  is a negative loss, and its points are 100 exp(score): for a cross-entropy, the geometric mean of
+  the likelihoods of the targets. So these features keep their range and direction for tasks
+  without an accuracy. Contributions and interactions stay in the unit of the score.
+* A seed is *measured* after its first ablation. Interactions are those of the
   latest ablations; `upstream` and `downstream` follow the order of the slots.
 * `ObservationNormalizer` standardises the features of kind *continuous* and leaves the others.
 
@@ -50,38 +49,37 @@ feature. A stage, blueprint or op that does not exist is an error, never a featu
 _TRAVELLING = """\
 # The travelling observation
 
-What a policy with `layout: travelling` sees of one host at one decision. Every number means the
-same on every task: losses and errors are relative to guessing, changes to their own noise,
-parameters and operations to the host's, and what tells regimes apart (sizes of data, network and
-horizon, learning rate, classes) is there as logarithms on a fixed scale. This page is written by
-`python -m tools.pages`; the table behind it is
+The inputs of a policy with `layout: travelling` for one host at one decision. Every number has the
+same meaning on every task: losses and errors are relative to guessing, changes to their own noise,
+parameters and operations to the host's. Sizes (data, network, horizon, learning rate, classes) are
+logarithms on a fixed scale. `python -m tools.pages` makes this page from
 `esper.tamiyo.policy.layout`.
 
 With S slots and B blueprints an observation has {host} + {slot} S + {pair} S B numbers, and
-beside them the blueprint of every slot as an index (-1 where there is none), which the network
-looks up the kind of. Slots, and blueprints at slots, have the same features wherever they are;
-the network reads them with the same weights, so that neither number is part of a policy.
+the blueprint of every slot as an index (-1 for none), of which the network uses the kind. All slots
+have the same features and share weights, and so do all blueprints at slots. So a policy works with
+any number of both.
 
 * Every number lies within its range; values beyond are clamped.
-* What is not known is neutral, and a flag says so where that could be a measurement. The loss of
-  guessing counts as 1 where it is not known.
-* `error` is the share of wrong answers relative to guessing; of a score that is a negative loss,
-  the loss relative to guessing. *What is left to gain* is the distance of the score to a perfect
-  one, in its own unit, and *noise* the root mean square of its latest steps from epoch to epoch.
-* A slot that the host does not have, or that is not enabled, is 0 throughout, and so is a
-  blueprint that does not fit a slot. Of an empty slot all that is about its seed is 0.
-* `ObservationNormalizer` standardises the features of kind *continuous*, with statistics that all
-  slots (and all blueprints at slots) have in common, and leaves the others. Features of kind
-  *size* are on a fixed scale: what one task never varies would otherwise be noise on the next.
+* Unknown values are neutral, and a flag marks them if they could be mistaken for a measurement. An
+  unknown loss of guessing counts as 1.
+* `error` is the share of wrong answers relative to guessing; for a score that is a negative loss,
+  it is the loss relative to guessing. *What is left to gain* is the distance to a perfect score, in
+  the score's unit. *Noise* is the root mean square of the latest changes from epoch to epoch.
+* All features of a missing or disabled slot are 0, and so are those of a blueprint that does not
+  fit a slot. In an empty slot, all features about a seed are 0.
+* `ObservationNormalizer` standardises the features of kind *continuous*, with statistics over all
+  slots (and over all blueprints at slots), and leaves the others. Features of kind *size* have a
+  fixed scale, because a size that never varies in one task would be noise in the next.
 """
 
 _RATIOS = """\
 # The observation of ratios
 
-What a policy with `layout: ratios` sees: of the features above those that are ratios, shares or
-flags, so that nothing tells how large a host, its data or its run is. In their place come what is
-left of a [budget of compute](how-to/grow-your-own.md#a-budget-of-compute), and by how much each
-seed would raise the cost of a step of the network as it is now. The table behind it is
+The inputs of a policy with `layout: ratios`: the features above that are ratios, shares or flags,
+without any absolute size of host, data or run. It adds what is left of a
+[budget of compute](how-to/grow-your-own.md#a-budget-of-compute), and by how much each seed would
+raise the cost of a step of the present network. The table is made from
 `esper.tamiyo.policy.ratios`.
 """
 

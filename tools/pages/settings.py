@@ -26,15 +26,15 @@ from esper.utils.settings import changed_settings
 _INTRODUCTION = """\
 # Settings
 
-Every setting there is, with the keys that `--set KEY=VALUE` takes. Values are YAML: `0.1`, `true`,
-`null` for nothing, `[a, b]` for a list. The same names are in `config.yaml` of a run, which says
-what held there, and in Python: `GrowthConfig(training=TrainingConfig(momentum=0.8))` is
+All settings, with the keys that `--set KEY=VALUE` takes. Values are YAML: `0.1`, `true`,
+`null` for nothing, `[a, b]` for a list. The same names are in the `config.yaml` of a run, which has
+its complete settings, and in Python: `GrowthConfig(training=TrainingConfig(momentum=0.8))` is
 `growth.training.momentum`, and `esper.train(ppo={"clip": 0.1})` is `ppo.clip`.
 
-A task (`esper grow`) and a recipe (`esper train`) have values of their own for some of these, and
-options such as `--epochs` come after them. A key that does not exist is refused with the nearest
-that does. Parts that several commands have stand once, at the end ([shared parts](#shared-parts)),
-with what to write before their keys.
+A task (`esper grow`) and a recipe (`esper train`) set some of these values; options such as
+`--epochs` override them. The error for an unknown key names the nearest known one. Parts that
+several commands share are listed once, at the end ([shared parts](#shared-parts)), with the prefix
+of their keys.
 
 This page is made from the code when the site is built.
 """
@@ -49,7 +49,7 @@ _COMMANDS: tuple[tuple[str, type[Config], str], ...] = (
     (
         "esper train",
         TrainConfig,
-        "When a run is continued, all may change but "
+        "When a run is continued, all settings may change except "
         f"{', '.join(f'`{key}`' for key in FIXED_SETTINGS)}.",
     ),
     ("esper search", SearchConfig, ""),
@@ -60,8 +60,8 @@ _COMMANDS: tuple[tuple[str, type[Config], str], ...] = (
 _OPTIONAL: dict[type[Config], tuple[tuple[str, type[Config]], ...]] = {
     GrowSettings: (("growth.deepen", DeepenConfig),)
 }
-"""Parts that a configuration has only where they are asked for."""
-_ASKED_FOR = "These are there only where the part is asked for: `--deepen`, in Python `deepen=`."
+"""Optional parts of configurations."""
+_ASKED_FOR = "Only for runs with `--deepen`, in Python `deepen=`."
 
 _CONTROLLERS: tuple[tuple[str, type[Config]], ...] = (
     ("heuristic", HeuristicConfig),
@@ -73,9 +73,9 @@ _CONTROLLERS: tuple[tuple[str, type[Config]], ...] = (
 _SHARED_PARTS = """\
 ## Shared parts
 
-Several commands have these. Each says what its keys begin with: `gates.kind` of the lifecycle is
-`growth.garden.lifecycle.gates.kind` for `esper grow` and `population.lifecycle.gates.kind` for
-`esper train`.
+Several commands have these parts. Each entry gives the prefix of its keys: `gates.kind` of the
+lifecycle is `growth.garden.lifecycle.gates.kind` for `esper grow` and
+`population.lifecycle.gates.kind` for `esper train`.
 """
 
 _BY_HEAD = "a number for every head; `.op`, `.slot` … after the key set one"
@@ -86,8 +86,8 @@ _LEAST_TABLE = 3
 _AFTER_A_COLON = """\
 ## Controllers
 
-These follow the name of a controller, wherever one is named: `--controller
-heuristic:plateau_epochs=5,rest_epochs=2`, or a file of them, `heuristic:FILE`.
+Settings of a controller follow its name and a colon: `--controller
+heuristic:plateau_epochs=5,rest_epochs=2`, or a file with settings, `heuristic:FILE`.
 """
 
 
@@ -199,7 +199,7 @@ def _tables(
         yield _table(parts.pop(""))
     named = [_reference(each, shared) for each in found if isinstance(each, Part)]
     if named:
-        yield "Parts that others have too:\n\n" + "\n".join(named)
+        yield "Shared parts:\n\n" + "\n".join(named)
     for part, own in parts.items():
         yield f"### `{part}`\n\n{_table(own)}"
     for part, optional in _OPTIONAL.get(config, ()):

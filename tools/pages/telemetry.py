@@ -12,33 +12,33 @@ from esper.nissa.sinks.sink import METRICS, TERMS
 _INTRODUCTION = f"""\
 # Telemetry
 
-Everything a run has to say about itself is in `run.db` of its folder: one SQLite file in WAL mode,
-which any program may read while the run goes on. This page is made from the code that writes it
-(`python -m tools.pages`); the schema has version {SCHEMA_VERSION}.
+Everything that a run records is in `run.db` of its folder: one SQLite file in WAL mode, which any
+program may read during the run. `python -m tools.pages` makes this page from the code that writes
+the file; the schema has version {SCHEMA_VERSION}.
 
-## How to ask
+## How to read it
 
-| what for | how |
+| you want | use |
 |---|---|
-| all of it in a browser, live | `esper dashboard` ([the live page](dashboard.md)) |
-| which runs there are | `esper runs`, `esper runs --json` |
+| the run in a browser, live | `esper dashboard` ([the live page](dashboard.md)) |
+| a list of runs | `esper runs`, `esper runs --json` |
 | two runs side by side | `esper compare RUN RUN` (`--json`) |
-| a question in SQL | `esper query RUN "SELECT step, val_score FROM epochs"` (`--csv`, `--json`) |
+| a query in SQL | `esper query RUN "SELECT step, val_score FROM epochs"` (`--csv`, `--json`) |
 | data frames | `with esper.open_run("RUN") as run: run.table("epochs")` (Polars or pandas) |
 | plain rows | `with esper.open_run("RUN") as run: run.rows("decisions", where="op != 'WAIT'")` |
 | curves | `tensorboard --logdir RUN/tb`; W&B with `--wandb` (extra `wandb`; `WANDB_MODE=offline`) |
 
-A question can only read: it cannot write, attach another file or load code.
+Queries are read-only: they cannot write, attach another file or load code.
 
-## What can be relied on
+## Guarantees
 
-- A row is there completely or not at all. A killed process loses at most its last second.
-- Absent is `NULL`, never 0. What is not a number is absent too.
-- Rows are never dropped: when the disk is slow, the run waits, and `runs.wait_s` says for how long.
-- After a resume the store holds what an uninterrupted run would hold, in every column that is not
+- A row is written completely or not at all. A killed process loses at most its last second.
+- A missing value is `NULL`, never 0. NaN is stored as `NULL` too.
+- Rows are never dropped: if the disk is slow, the run waits, and `runs.wait_s` has the seconds.
+- After a resume the file holds what an uninterrupted run would hold, in every column that is not
   marked *volatile* and every row whose `volatile` column is not 1.
-- `round, row, step, ordinal` say where a row belongs: the round of training, the network among
-  those trained together, the epoch, and a count within these. Every table also has `id`, the
+- `round, row, step, ordinal` identify a row: the round of training, the network among those
+  trained together, the epoch, and a count within these. Every table also has `id`, the
   order of writing.
 - Times are seconds since 1970 (UTC); scores, contributions and gains are in points (accuracy 0 to
   100, or the negative loss); shares are 0 to 1.
@@ -47,30 +47,30 @@ A question can only read: it cannot write, attach another file or load code.
 _VIEWS = """\
 ## Views
 
-A reward's terms have the names its author gave them, so they are JSON: `reward_terms ->> 'rent'`
-is one of them. A view has them as rows, those of a plug-in too:
+The names of a reward's terms differ between rewards, so the terms are one JSON column:
+`reward_terms ->> 'rent'` is one of them. These views have one row per term:
 `SELECT term, AVG(share) FROM round_terms GROUP BY term`.
 """
 
 _METRICS = """\
 ## Names of curves
 
-Sinks show the measured columns under the names people know. Epochs are drawn over the epoch, all
-others over `env_steps`.
+Sinks use these names for the columns. The x axis of `epochs` is the epoch, that of all others
+`env_steps`.
 """
 
 _MONITORS = """\
 ## Monitors
 
-A monitor looks at what was recorded; what it finds is a row of `alarms`, raised when it appears
-and cleared when it is gone. Heads that had no choice, forced steps and a controller that waits
-99 % of the time are healthy.
+A monitor checks recorded rows. A finding is a row of `alarms` when it appears, and another one when
+it is gone. Heads without a choice, forced steps, and a controller that waits 99 % of the time raise
+no alarm.
 """
 
 _BANDS = """\
 ## Colours
 
-How a page colours a number. These are no alarms.
+Colours of numbers on pages; they raise no alarm.
 """
 
 
