@@ -210,6 +210,9 @@ def describe_result(
         if refusal is Refusal.BLUEPRINT_DOES_NOT_FIT and is_copy and place.kin.problem:
             why = f"no copy of {place.path!r} can grow there: {place.kin.problem}"
             reason = f"{op.name} at {slot}: {why}"
+        elif refusal is Refusal.NOTHING_FITS and is_copy and before.alpha_start[0, index] > 0:
+            why = "these copies were not at full amplitude all the time, so they are not doubled"
+            reason = f"{op.name} at {slot}: {why}"
     elif outcome is Outcome.GATE_FAILED:
         reason = f"{op.name} at {slot}: {describe_failure(before, index, gates)}"
     return OperationResult(op, slot, outcome, reason)
@@ -289,6 +292,11 @@ class SlotView:
         return int(self._value("age"))
 
     @property
+    def copies(self) -> int:
+        """Copies of the block in front of the slot that the seed consists of, 0 for others."""
+        return self._garden.seedbed[self._index].copies
+
+    @property
     def parameters(self) -> int:
         """Parameters of the seed and its gate."""
         return int(self._value("params"))
@@ -351,9 +359,10 @@ def decode_lifecycle(encoded: Tensor, names: tuple[str, ...]) -> tuple[SlotState
             f"{', '.join(names)}; wrap the model with the saved slots"
         )
     like = empty_state(1, len(names)).state_dict()
+    # A garden of Esper 0.2 has one copy of a block in a slot at most.
+    saved = {"doublings": like["doublings"].tolist(), **record["state"]}
     fields = {
-        name: torch.tensor(record["state"][name], dtype=like[name].dtype)
-        for name in (*EMPTY, "interaction")
+        name: torch.tensor(saved[name], dtype=like[name].dtype) for name in (*EMPTY, "interaction")
     }
     fields["blueprint"] = _translate(fields["blueprint"], record["blueprints"])
     return SlotState(**fields), int(record["germinations"])
