@@ -140,7 +140,7 @@ class BuiltInSeed(Config):
     channels: int = option(help="Width of the activation at the slot.", minimum=1)
     algorithm: str = option("ADD", "How it is blended: ADD, MULTIPLY or GATE.")
     copies: int = option(
-        0, "How many copies of the block in front of it a kin is; 0 for other blueprints.", minimum=0
+        0, "How many copies of the block in front of it a kin is; 0 for all others.", minimum=0
     )
 
     def __post_init__(self) -> None:

@@ -333,7 +333,8 @@ class SeedStacks:
             copies += [block, *copies]
         if count == 1:
             return copies[0]
-        whole, remembered = {}, Moments()
+        whole: dict[str, Tensor] = {}
+        remembered = Moments()
         for number, (own, moving) in enumerate(copies):
             whole |= {f"{number}.{name}": value for name, value in own.items()}
             remembered.update(moving.behind(f"{number}."))
