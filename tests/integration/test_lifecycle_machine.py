@@ -30,6 +30,7 @@ from esper.leyline.actions import HEAD_SIZES, LifecycleOp
 from esper.leyline.errors import EsperWarning
 from esper.leyline.rules import Masks
 from esper.leyline.stages import (
+    ALPHA_TARGETS,
     BLENDED_STAGES,
     COOLDOWN_STAGES,
     MODULE_STAGES,
@@ -396,6 +397,9 @@ def draw_action(world: World, draw: np.random.Generator) -> Action:
     action.update(op=op, slot=slot)
     if op == LifecycleOp.GERMINATE:
         action["blueprint"] = int(draw.choice(masks.blueprint_by_slot[0, slot].nonzero().flatten()))
+        if bool(masks.blueprint_by_slot[0, slot, KIN_ID]) and draw.random() < 0.3:
+            # Without this, copies seldom come at full amplitude, so that they can be doubled.
+            action.update(blueprint=KIN_ID, alpha_target=ALPHA_TARGETS.index(1.0))
     return action
 
 

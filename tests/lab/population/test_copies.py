@@ -139,13 +139,16 @@ LIFE: list[list[Choice]] = [
 TASKS = {
     "text": lambda: text(**ADAMW, **OWN_RATES),
     "images": images,
-    "text with a budget": lambda: text(budget="12x"),
+    "text with a budget": lambda: text(learning_rate=0.02, budget="4x"),
     "images with a budget": lambda: images(**ADAMW, budget="12x"),
 }
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("strategy", ["stacked", "workers"])
+@pytest.mark.parametrize(
+    ("strategy", "task"),
+    # Processes run the plain strategy: one task is enough.
+    [*(("stacked", task) for task in TASKS), ("workers", "text with a budget")],
+)
 def test_every_strategy_gives_the_trajectory_of_rows_one_after_another(
     strategy: Strategy, task: str
 ) -> None:
@@ -423,11 +426,25 @@ def test_a_schedule_doubles_and_keeps() -> None:
 def test_written_rules_may_choose_it() -> None:
     rules = "heuristic:rotation=[kin],min_epoch=1,plateau_epochs=0"
     quick = {"tracker": {"stable_epochs": 0}}
-    for name in (rules, "random", "periodic:every=1"):
-        one = make_population([text()], 6, "stacked", copies=True)
+    for name in (rules, "periodic:every=1"):
+        one = make_population([text()], 4, "stacked", copies=True)
         one.config = one.config.from_mapping({**one.config.to_mapping(), **quick})
         with populations(one), warnings.catch_warnings():
             warnings.simplefilter("error")
             seen = torch.tensor(play(one, make_controller(name, context(one)), 12))
-            assert bool((seen > 0).any()), name
-            assert name == rules or bool((seen > 1).any()), f"{name} doubles"
+            assert bool(seen.any()), name
+
+
+def test_a_random_controller_draws_it_where_copies_can_be_doubled() -> None:
+    with populations(make_population([text()], 48, copies=True)) as (one,):
+        one.reset()
+        signals = do(one, *[germinate("kin", row % 2) for row in range(48)])
+        controller = make_controller("random", context(one))
+        controller.reset(48, "cpu")
+        actions = controller.act(signals, one.masks())
+        doubles = actions["op"] == LifecycleOp.GERMINATE
+        doubles &= signals.copies.gather(1, actions["slot"][:, None])[:, 0] > 0
+        assert bool(doubles.any())
+        assert bool((actions["blueprint"][doubles] == KIN_ID).all())
+        signals = one.step(actions)
+        assert (signals.copies.amax(1) == 3).tolist() == doubles.tolist()
