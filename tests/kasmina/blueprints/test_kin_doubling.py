@@ -297,7 +297,9 @@ def test_a_garden_of_an_older_esper_has_one_copy_at_most() -> None:
     other, _ = make("transformer")
     other.load_state_dict(saved)
     assert other.slots[slot].copies == 1
-    assert torch.equal(other.eval()(CASES["transformer"][3]), garden.eval()(CASES["transformer"][3]))
+    assert torch.equal(
+        other.eval()(CASES["transformer"][3]), garden.eval()(CASES["transformer"][3])
+    )
 
 
 def test_an_average_of_weights_copies_its_own_blocks() -> None:

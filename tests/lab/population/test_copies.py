@@ -15,10 +15,18 @@ from torch.nn import functional as F
 from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.engine import RowWeights, write_moments
-from esper.kasmina.hosts import HOSTS, TransformerHost, register_host
+from esper.kasmina.hosts import (
+    HOSTS,
+    BuiltInSeed,
+    GrownConfig,
+    TransformerHost,
+    build_host,
+    register_host,
+)
 from esper.kasmina.training import build_optimizer
 from esper.lab.population.engine import Strategy
 from esper.lab.population.population import Population
+from esper.lab.proof.play import grown_seeds
 from esper.lab.tasks.task import Task
 from esper.leyline.actions import LifecycleOp, decode_actions
 from esper.leyline.config import Config, option
@@ -39,7 +47,6 @@ from tests.lab.population.tiny_tasks import (
     germinate,
     make_population,
     populations,
-    read_row,
     row_tree,
 )
 from tests.plots import same
@@ -376,12 +383,11 @@ def test_blocks_with_further_arguments_run_one_after_another_and_say_so() -> Non
     with populations(make_population([task], 2, "stacked")) as (stacked,):
         stacked.reset()
         assert stacked.groups[0].engine.is_stacked
-    with pytest.warns(EsperWarning, match=r"blueprint 'kin': 'early' is given several arguments"):
-        one = make_population([task], 2, "stacked", copies=True)
-        with populations(one):
+    with populations(make_population([task], 2, "stacked", copies=True)) as (one,):
+        with pytest.warns(EsperWarning, match=r"blueprint 'kin': 'early' is given several argum"):
             one.reset()
-            assert not one.groups[0].engine.is_stacked
-            assert bool(do(one, germinate("kin"), germinate("kin", 1)).last_success.all())
+        assert not one.groups[0].engine.is_stacked
+        assert bool(do(one, germinate("kin"), germinate("kin", 1)).last_success.all())
 
 
 def test_hosts_without_a_residual_path_do_not_offer_it() -> None:
@@ -448,3 +454,29 @@ def test_a_random_controller_draws_it_where_copies_can_be_doubled() -> None:
         assert bool((actions["blueprint"][doubles] == KIN_ID).all())
         signals = one.step(actions)
         assert (signals.copies.amax(1) == 3).tolist() == doubles.tolist()
+
+
+def test_what_has_grown_is_built_in_from_the_start_with_weights_of_its_own() -> None:
+    task = text()
+    with populations(make_population([task], 2, "stacked", copies=True)) as (one,):
+        one.reset()
+        do(one, germinate("kin"), germinate("kin", 1))
+        signals = do(one, germinate("kin"), germinate("norm"))
+        names = tuple(task.slot_paths)
+        for row, copies in enumerate((3, 1)):
+            seeds = grown_seeds(signals, row, names, one.known_blueprints())
+            built_in = tuple(map(BuiltInSeed.from_mapping, seeds))
+            # The other seed of the second row is not blended in yet.
+            assert [seed.copies for seed in built_in] == [copies]
+            config = GrownConfig(
+                host="transformer", host_options=task.config.host_options, seeds=built_in
+            )
+            host = build_host("grown_sequence", config)
+            sizes = signals.slot_params[row][signals.alpha[row] > 0].sum()
+            expected = int(signals.host_params[row] + sizes)
+            assert sum(p.numel() for p in host.parameters()) == expected
+        layers = [host.get_submodule("host.layers.1"), *host.get_submodule("host.layers.1").seed]
+        weights = [layers[0].module.mlp[0].weight, *(layer.mlp[0].weight for layer in layers[1:])]
+        assert not torch.equal(*weights)
+        host(torch.zeros(2, 5, dtype=torch.int64)).sum().backward()
+        assert all(weight.grad is not None for weight in weights)

@@ -122,7 +122,7 @@ class Scene:
             alpha_mode=torch.tensor([[int(slot.mode) for slot in self.slots]]),
             age=torch.tensor([[slot.age for slot in self.slots]]),
             enabled=torch.ones(1, len(self.slots), dtype=torch.bool),
-            copies=over_slots([slot.copies for slot in self.slots]),
+            copies=torch.tensor([[slot.copies for slot in self.slots]]),
             fits=fits.expand(1, len(self.slots), -1),
         )
         return build_masks(view, self.rules)
