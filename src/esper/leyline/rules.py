@@ -44,6 +44,7 @@ class RulesConfig(Config):
         "Most copies of a block in one slot: 7 are three germinations of kin, 1 to 2 to 4 to 8 "
         "blocks.",
         minimum=1,
+        maximum=127,
     )
     advance_allowed: bool = option(
         True, "Whether ADVANCE is an operation (off when every gate forwards itself)."

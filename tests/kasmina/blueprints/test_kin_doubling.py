@@ -137,7 +137,7 @@ def test_copies_that_were_fading_or_were_blended_in_are_not_doubled() -> None:
     blended.tick()
     assert blended.slots[slot].alpha == 1
     assert fits(blended) == []
-    assert not blended.germinate(slot, KIN)
+    assert "not at full amplitude all the time" in blended.germinate(slot, KIN).reason
 
 
 def test_fossils_are_not_doubled() -> None:
