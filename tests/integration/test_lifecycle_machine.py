@@ -30,6 +30,7 @@ from esper.leyline.actions import HEAD_SIZES, LifecycleOp
 from esper.leyline.errors import EsperWarning
 from esper.leyline.rules import Masks
 from esper.leyline.stages import (
+    ALPHA_TARGETS,
     BLENDED_STAGES,
     COOLDOWN_STAGES,
     MODULE_STAGES,
@@ -183,7 +184,8 @@ class World:
         assert mode is AlphaMode.HOLD or stage is SeedStage.BLENDING
         modes = {SeedStage.TRAINING: SlotMode.ISOLATE}
         is_copy = int(state.blueprint[0, index]) == KIN_ID and grown
-        assert slot.is_copy == is_copy
+        copies = 2 ** (int(state.doublings[0, index]) + 1) - 1 if is_copy else 0
+        assert slot.copies == len(slot.copied_blocks) == copies <= 7
         assert not slot.sources
         blends = stage in BLENDED_STAGES and alpha > 0
         replaces = is_copy and alpha == 1 and slot.algorithm == AlphaAlgorithm.ADD
@@ -378,6 +380,7 @@ class Tally:
     illegal: int = 0
     gate_failed: int = 0
     reached: set[SeedStage] = dataclasses.field(default_factory=set)
+    copies: set[int] = dataclasses.field(default_factory=set)
     ops: set[LifecycleOp] = dataclasses.field(default_factory=set)
 
 
@@ -394,6 +397,9 @@ def draw_action(world: World, draw: np.random.Generator) -> Action:
     action.update(op=op, slot=slot)
     if op == LifecycleOp.GERMINATE:
         action["blueprint"] = int(draw.choice(masks.blueprint_by_slot[0, slot].nonzero().flatten()))
+        if bool(masks.blueprint_by_slot[0, slot, KIN_ID]) and draw.random() < 0.3:
+            # Without this, copies seldom come at full amplitude, so that they can be doubled.
+            action.update(blueprint=KIN_ID, alpha_target=ALPHA_TARGETS.index(1.0))
     return action
 
 
@@ -411,6 +417,7 @@ def soak(operations: int, seed: int) -> Tally:
                 tally.illegal += result.outcome is Outcome.ILLEGAL
                 tally.gate_failed += result.outcome is Outcome.GATE_FAILED
                 tally.reached.update(stages(world.garden))
+                tally.copies.update(slot.copies for slot in world.garden.seedbed)
                 if result.ok:
                     tally.ops.add(LifecycleOp(action["op"]))
             world.tick()
@@ -427,6 +434,7 @@ def soak(operations: int, seed: int) -> Tally:
 def check_tally(tally: Tally) -> None:
     assert tally.reached == set(SeedStage) - {SeedStage.UNKNOWN}
     assert tally.ops == set(LifecycleOp)
+    assert tally.copies >= {0, 1, 3}
     assert min(tally.done, tally.illegal) > tally.operations // 5
     assert tally.gate_failed > 0
 

@@ -68,7 +68,7 @@ def test_isolation_has_the_host_s_value_and_the_seed_learns_the_full_blend(
 def test_further_arguments_of_an_isolated_copy_get_no_gradient_from_it() -> None:
     """A copy is called with what its block is called with, such as a condition of the host's."""
     made = slot(SlotMode.ISOLATE, alpha=0.0)
-    made.seed, made.is_copy = nn.Bilinear(4, 4, 4), True
+    made.seed, made.copies = nn.Bilinear(4, 4, 4), 1
     h, condition = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
     made.attend(nn.Identity(), (X, condition), {}, h).sum().backward()
     assert torch.equal(h.grad, torch.ones(3, 4))

@@ -26,6 +26,7 @@ class Slot:
     mode: AlphaMode = AlphaMode.HOLD
     age: int = 10
     enabled: bool = True
+    copies: int = 0
     fits: tuple[bool, ...] = (False, True, True, True)
 
 
@@ -73,8 +74,16 @@ def reason(row: Row, index: int, op: LifecycleOp, config: RulesConfig) -> Refusa
 def germinate_reason(row: Row, slot: Slot, config: RulesConfig) -> Refusal:
     if slot.stage.name in ("PRUNED", "EMBARGOED", "RESETTING"):
         return Refusal.SLOT_COOLING
+    is_doubled = False
     if slot.stage.name not in ("UNKNOWN", "DORMANT"):
-        return Refusal.SLOT_OCCUPIED
+        holds = slot.mode.name == "HOLD" and slot.stage.name in ("BLENDING", "HOLDING")
+        is_doubled = slot.copies > 0 and holds
+        if not is_doubled:
+            return Refusal.SLOT_OCCUPIED
+        if slot.copies + slot.copies + 1 > config.max_copies:
+            return Refusal.COPY_LIMIT
+        if slot.age < config.min_prune_age:
+            return Refusal.TOO_YOUNG
     for other in row:
         if other.enabled and other.stage.name in (
             "GERMINATED",
@@ -86,7 +95,7 @@ def germinate_reason(row: Row, slot: Slot, config: RulesConfig) -> Refusal:
             return Refusal.DEVELOPMENT_RUNNING
     with_seed = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
     seeds = sum(other.stage.name in with_seed for other in row)
-    if config.max_seeds != 0 and seeds >= config.max_seeds:
+    if config.max_seeds != 0 and seeds >= config.max_seeds and not is_doubled:
         return Refusal.SEED_LIMIT
     if not any(slot.fits[1:]):
         return Refusal.NOTHING_FITS
@@ -100,6 +109,7 @@ def view_of(rows: list[Row]) -> RuleView:
         alpha_mode=torch.tensor([[int(slot.mode) for slot in row] for row in rows]),
         age=torch.tensor([[slot.age for slot in row] for row in rows]),
         enabled=torch.tensor([[slot.enabled for slot in row] for row in rows]),
+        copies=torch.tensor([[slot.copies for slot in row] for row in rows]),
         fits=torch.tensor([[slot.fits for slot in row] for row in rows]),
     )
 
@@ -111,6 +121,7 @@ SLOTS = st.builds(
     mode=st.sampled_from([*AlphaMode, AlphaMode.HOLD, AlphaMode.HOLD]),
     age=st.integers(0, 4),
     enabled=st.sampled_from([True, True, True, False]),
+    copies=st.sampled_from([0, 0, 1, 3, 7]),
     fits=st.tuples(*[st.booleans()] * BLUEPRINTS),
 )
 STATES = st.integers(1, 4).flatmap(
@@ -121,4 +132,5 @@ CONFIGS = st.builds(
     max_seeds=st.integers(0, 4),
     min_prune_age=st.integers(0, 3),
     advance_allowed=st.booleans(),
+    max_copies=st.sampled_from([1, 3, 7]),
 )

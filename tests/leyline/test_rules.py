@@ -27,6 +27,7 @@ COOLING = Slot(SeedStage.EMBARGOED)
 BLENDING = Slot(SeedStage.BLENDING)
 HOLDING = Slot(SeedStage.HOLDING)
 FOSSIL = Slot(SeedStage.FOSSILIZED)
+COPIES = Slot(SeedStage.BLENDING, copies=1)
 GERMINATE, ADVANCE = LifecycleOp.GERMINATE, LifecycleOp.ADVANCE
 RETARGET, PRUNE = LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.PRUNE
 FOSSILIZE, WAIT = LifecycleOp.FOSSILIZE, LifecycleOp.WAIT
@@ -55,6 +56,15 @@ CASES: list[tuple[LifecycleOp, Row, dict[str, int | bool], Refusal]] = [
     (GERMINATE, [EMPTY, BLENDING, FOSSIL], {"max_seeds": 3}, Refusal.NONE),
     (GERMINATE, [Slot(fits=(False,) * 4)], {}, Refusal.NOTHING_FITS),
     (GERMINATE, [Slot(fits=(True, False, False, False))], {}, Refusal.NOTHING_FITS),
+    (GERMINATE, [Slot(SeedStage.HOLDING, copies=3), COPIES, FOSSIL], {}, Refusal.NONE),
+    (GERMINATE, [COPIES, FOSSIL], {"max_seeds": 1}, Refusal.NONE),
+    (GERMINATE, [COPIES], {"max_copies": 2}, Refusal.COPY_LIMIT),
+    (GERMINATE, [COPIES], {"max_copies": 3}, Refusal.NONE),
+    (GERMINATE, [COPIES], {"min_prune_age": 11}, Refusal.TOO_YOUNG),
+    (GERMINATE, [COPIES, COOLING], {}, Refusal.DEVELOPMENT_RUNNING),
+    (GERMINATE, [Slot(SeedStage.FOSSILIZED, copies=1)], {}, Refusal.SLOT_OCCUPIED),
+    (GERMINATE, [Slot(SeedStage.TRAINING, copies=1)], {}, Refusal.SLOT_OCCUPIED),
+    (GERMINATE, [Slot(SeedStage.BLENDING, AlphaMode.DOWN, copies=1)], {}, Refusal.SLOT_OCCUPIED),
     (ADVANCE, [Slot(SeedStage.GERMINATED)], {}, Refusal.NONE),
     (ADVANCE, [Slot(SeedStage.TRAINING)], {}, Refusal.NONE),
     (ADVANCE, [Slot(SeedStage.BLENDING, AlphaMode.UP)], {}, Refusal.NONE),
@@ -105,6 +115,8 @@ def test_the_examples_show_every_reason() -> None:
         (GERMINATE, [Slot(SeedStage.RESETTING)], Refusal.SLOT_COOLING),
         (GERMINATE, [EMPTY, Slot(SeedStage.TRAINING)], Refusal.DEVELOPMENT_RUNNING),
         (GERMINATE, [Slot(fits=(False,) * 4), FOSSIL], Refusal.SEED_LIMIT),
+        (GERMINATE, [Slot(SeedStage.HOLDING, age=0, copies=7)], Refusal.COPY_LIMIT),
+        (GERMINATE, [Slot(SeedStage.HOLDING, age=0, copies=1), COOLING], Refusal.TOO_YOUNG),
         (PRUNE, [Slot(SeedStage.BLENDING, AlphaMode.UP, age=0)], Refusal.TOO_YOUNG),
         (PRUNE, [Slot(SeedStage.FOSSILIZED, AlphaMode.UP, age=0)], Refusal.FOSSILIZED),
         (RETARGET, [Slot(SeedStage.TRAINING, AlphaMode.UP)], Refusal.NOT_BLENDED),
@@ -149,8 +161,7 @@ def test_nothing_is_legal_in_a_stage_that_does_not_exist(stranger: int) -> None:
 def test_no_rows_are_no_trouble() -> None:
     view = view_of([[EMPTY, EMPTY]])
     none = type(view)(
-        **{name: getattr(view, name)[:0] for name in ("stage", "alpha_mode", "age", "enabled")},
-        fits=view.fits[:0],
+        **{field.name: getattr(view, field.name)[:0] for field in dataclasses.fields(view)},
     )
     assert refusals(none, RulesConfig(max_seeds=1)).shape == (0, 6, 2)
 
@@ -163,7 +174,7 @@ def test_every_code_has_a_text_of_its_own() -> None:
 
 def test_codes_are_fixed_because_runs_store_them() -> None:
     assert Refusal.NONE == 0
-    assert [int(refusal) for refusal in Refusal] == list(range(17))
+    assert [int(refusal) for refusal in Refusal] == list(range(18))
 
 
 def test_is_in() -> None:
@@ -180,7 +191,8 @@ def test_selectable_removes_noop_from_a_copy() -> None:
 
 
 def test_defaults_are_the_documents() -> None:
-    assert RulesConfig() == RulesConfig(max_seeds=0, min_prune_age=1, advance_allowed=True)
+    documents = RulesConfig(max_seeds=0, min_prune_age=1, advance_allowed=True)
+    assert RulesConfig() == documents.replace(max_copies=7)
 
 
 def test_negative_limits_are_refused() -> None:

@@ -29,7 +29,7 @@ FIELDS = {
     "bool [R, S]": "enabled occupied vanishing exploding",
     "int64 [R, S]": (
         "stage blueprint alpha_mode algorithm epochs_in_stage age counterfactual_age slot_params "
-        "slot_flops slot_channels slot_positions slot_topology"
+        "slot_flops slot_channels slot_positions slot_topology copies"
     ),
     "float32 [R, S]": (
         "alpha alpha_target alpha_velocity time_to_target contribution contribution_se "

@@ -193,6 +193,7 @@ def at_full_amplitude(state: SlotState) -> SlotState:
         grown,
         stage=int(SeedStage.FOSSILIZED),
         blueprint=state.blueprint,
+        doublings=state.doublings,
         algorithm=state.algorithm,
         ramp=state.ramp,
         tempo=state.tempo,

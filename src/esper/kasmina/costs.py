@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from esper.leyline.config import Config, option
 from esper.leyline.controller import GrowthLimits
 from esper.leyline.errors import ConfigError, reason_of, warn
 from esper.leyline.slots import TOPOLOGIES, Symmetry, Topology, channel_axis
-from esper.leyline.stages import AlphaAlgorithm
+from esper.leyline.stages import AlphaAlgorithm, SeedStage
 from esper.utils.randomness import seeded
 
 NOT_FOR_THE_SLOT = -1
@@ -37,6 +37,8 @@ NOT_FOR_THE_SLOT = -1
 
 NO_LIMIT = -1
 """Stands for no limit."""
+
+N = TypeVar("N", int, Tensor)
 
 
 class SlotShape(Protocol):
@@ -241,7 +243,54 @@ def slot_flops(state: SlotState, costs: SlotCosts) -> Tensor:
     choice = state.blueprint.clamp(min=0)[..., None]
     table = costs.seed_flops.expand(*state.blueprint.shape, -1)
     with_gate = table.gather(2, choice).squeeze(2)
-    return torch.where(state.has_module, with_gate - _missing(state, costs.gate_flops), 0)
+    more_copies = (count_copies(state.doublings) - 1) * (with_gate - costs.gate_flops)
+    own = with_gate + more_copies - _missing(state, costs.gate_flops)
+    return torch.where(state.has_module, own, 0)
+
+
+def count_copies(doublings: N) -> N:
+    """Return how many copies stand in a slot: the block and its copies are doubled every time."""
+    copies: N = 2 ** (doublings + 1) - 1
+    return copies
+
+
+def standing_copies(state: SlotState) -> Tensor:
+    """Return int64 [R, S]: copies of a block in the slot, 0 where there is no copy."""
+    is_copy = state.has_module & (state.blueprint == BLUEPRINTS.get(KIN).id)
+    return torch.where(is_copy, count_copies(state.doublings), 0)
+
+
+def copies_to_double(state: SlotState) -> Tensor:
+    """Return int64 [R, S]: copies in the slot that can be doubled; 0 elsewhere.
+
+    They have been at full amplitude since they came: no ramp has led there, and none away. So they
+    have taken every step that their sources have taken, and are one network with the host.
+    """
+    is_live = state.stage != int(SeedStage.FOSSILIZED)
+    is_whole = (state.alpha == 1) & (state.alpha_start == 0) & (state.steps_total == 0)
+    return torch.where(is_live & is_whole, standing_copies(state), 0)
+
+
+def germination_costs(state: SlotState, costs: SlotCosts) -> tuple[Tensor, Tensor]:
+    """Return int64 [R, S, B], twice: parameters and operations per sample of a new seed.
+
+    They include a gate, and are -1 where the blueprint is not for the slot. Where copies can be
+    doubled, `kin` costs as many copies again and one of the block; the gate is there already.
+    """
+    choice, copies = BLUEPRINTS.get(KIN).id, copies_to_double(state)
+    if choice >= costs.seed_params.shape[-1]:
+        return costs.seed_params, costs.seed_flops
+
+    def doubled(seeds: Tensor, gate: Tensor) -> Tensor:
+        seeds = seeds.expand(*copies.shape, -1).clone()
+        one = seeds[..., choice]
+        seeds[..., choice] = torch.where(copies > 0, (copies + 1) * (one - gate), one)
+        return seeds
+
+    return (
+        doubled(costs.seed_params, costs.gate_params),
+        doubled(costs.seed_flops, costs.gate_flops),
+    )
 
 
 def parse_factor(value: float | str) -> float:
@@ -357,16 +406,21 @@ def fitting_blueprints(
         return fits | (limit == NO_LIMIT)[:, None, None]
 
     seeds = costs.seeds
-    is_possible = seeds.seed_params != NOT_FOR_THE_SLOT
+    seed_params, seed_flops = germination_costs(state, seeds)
+    is_possible = seed_params != NOT_FOR_THE_SLOT
+    # In the slot of copies only those like them can grow.
+    choices = torch.arange(seed_params.shape[-1], device=seed_params.device)
+    doubles = (choices == BLUEPRINTS.get(KIN).id) & (copies_to_double(state) > 0)[..., None]
+    is_possible &= doubles | (standing_copies(state) == 0)[..., None]
     params = within(
-        costs.host_params, state.params, seeds.gate_params, seeds.seed_params, costs.param_limit
+        costs.host_params, state.params, seeds.gate_params, seed_params, costs.param_limit
     )
     grown = slot_flops(state, seeds)
-    flops = within(costs.host_flops, grown, seeds.gate_flops, seeds.seed_flops, costs.flop_limit)
+    flops = within(costs.host_flops, grown, seeds.gate_flops, seed_flops, costs.flop_limit)
     fits = is_possible & params & flops
     if affordable is None:
         return fits
-    return fits & within(costs.host_flops, grown, seeds.gate_flops, seeds.seed_flops, affordable)
+    return fits & within(costs.host_flops, grown, seeds.gate_flops, seed_flops, affordable)
 
 
 def _missing(state: SlotState, gate: Tensor) -> Tensor:

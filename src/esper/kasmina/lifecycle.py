@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esper.kasmina.costs import Limits
+from esper.kasmina.costs import Limits, standing_copies
 from esper.kasmina.state import (
     OF_THE_MODULE,
     EarnedGates,
@@ -216,7 +216,12 @@ class Applied:
 def rule_view(state: SlotState, enabled: Tensor, fits: Tensor) -> RuleView:
     """Return what legality depends on."""
     return RuleView(
-        stage=state.stage, alpha_mode=state.alpha_mode, age=state.age, enabled=enabled, fits=fits
+        stage=state.stage,
+        alpha_mode=state.alpha_mode,
+        age=state.age,
+        enabled=enabled,
+        copies=standing_copies(state),
+        fits=fits,
     )
 
 
@@ -227,9 +232,8 @@ def check_command(
     rows = torch.arange(state.rows, device=state.stage.device)
     known_slot = (command.slot >= 0) & (command.slot < state.num_slots)
     slot = command.slot.clamp(0, state.num_slots - 1)
-    codes = refusals(rule_view(state, enabled, fits), config.effective_rules)[
-        rows, command.op, slot
-    ]
+    view = rule_view(state, enabled, fits)
+    codes = refusals(view, config.effective_rules)[rows, command.op, slot]
     # WAIT addresses no slot: it is legal whatever the slot head says.
     wait = command.op == int(LifecycleOp.WAIT)
     codes = torch.where(wait, torch.zeros_like(codes), codes)
@@ -243,7 +247,9 @@ def check_command(
     ramps = retargets | (command.op == int(LifecycleOp.PRUNE))
     bad = bad | (germinate & (command.tempo < 1)) | (ramps & (command.speed < 0))
     bad = bad | (~known_slot & ~wait)
-    codes = torch.where((codes == 0) & unfit, int(Refusal.BLUEPRINT_DOES_NOT_FIT), codes)
+    taken = view.copies[rows, slot] > 0
+    misfit = torch.where(taken, int(Refusal.SLOT_OCCUPIED), int(Refusal.BLUEPRINT_DOES_NOT_FIT))
+    codes = torch.where((codes == 0) & unfit, misfit, codes)
     return torch.where((codes == 0) & bad, int(Refusal.BAD_ARGUMENT), codes)
 
 
@@ -306,9 +312,13 @@ def apply_command(
     outcome = torch.where(took_effect, int(Outcome.DONE), int(Outcome.GATE_FAILED))
     outcome = torch.where(refusal != 0, int(Outcome.ILLEGAL), outcome)
 
+    doubled = germinate & (standing_copies(state) > 0)
+    doublings = state.doublings + 1
     state = _germinate(state, germinate, command)
-    if immediate is not None:
-        state = _enter_at_once(state, germinate & immediate[:, None])
+    # What is awake stays at full amplitude, and its copies join it there.
+    state = state.where(doubled, doublings=doublings, blend_target=1.0)
+    at_once = doubled if immediate is None else doubled | (germinate & immediate[:, None])
+    state = _enter_at_once(state, at_once)
     state = enter_stage(state, to_training, SeedStage.TRAINING)
     state = _start_blending(state, to_blending)
     state = _hold(state, to_holding)

@@ -8,7 +8,7 @@ usual places, can be trained, pickled, exported and grown again, and does not ne
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +46,26 @@ class _Blended(nn.Module):
         self.gate = slot.gate
         self._algorithm = slot.algorithm
         self._axes = AXES[slot.axes]
-        self._is_copy = slot.is_copy
+        self._copies = slot.copied_blocks
         self._replaces = slot.mode == SlotMode.REPLACE
         self._holder: Holder = holder
         self.register_buffer("alpha", slot.alpha.detach().to(dtype).clone())
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the activation with the seed mixed in."""
-        if self._is_copy:
-            return self.join(h, self.seed(h))
+        if self._copies:
+            return self.with_copies(h, lambda block, given: block(given))
         if self._axes.is_usual:
             return self._mix(h, self.seed(h))
         turned = h.permute(self._axes.order)
         return self._mix(turned, self.seed(turned)).permute(self._axes.inverse).contiguous()
 
-    def join(self, h: Tensor, output: Any) -> Tensor:
-        """Return the activation with the output of a copied block mixed in."""
-        s: Tensor = output if self._holder == "tensor" else output[0]
+    def with_copies(self, h: Tensor, call: Callable[[nn.Module, Tensor], Any]) -> Tensor:
+        """Return the activation with the output of copied blocks, one after another, mixed in."""
+        s = h
+        for block in self._copies:
+            output = call(block, s)
+            s = output if self._holder == "tensor" else output[0]
         if self._replaces:
             return s
         if self._axes.is_usual:
@@ -122,14 +125,13 @@ class _CopyHook(_SeedHook):
                 f"a grown submodule takes None or a tensor as its argument {key!r}; where that is "
                 "a cache, switch it off (use_cache=False)",
             )
-        h = self.activation(output)
         named = {name: kwargs[name] for name in names}
         others = [args[index] for index in range(1, kin.positional)]
-        if kin.positional:
-            made = self.blended.seed(h, *others, **named)
-        else:
-            made = self.blended.seed(**{**named, names[0]: h})
-        return self.put_back(output, self.blended.join(h, made))
+
+        def call(block: nn.Module, h: Tensor) -> Any:
+            return block(h, *others, **named) if kin.positional else block(**{**named, names[0]: h})
+
+        return self.put_back(output, self.blended.with_copies(self.activation(output), call))
 
 
 def bake(model: nn.Module, slots: Mapping[str, tuple[Slot, Placement]]) -> nn.Module:
@@ -155,11 +157,11 @@ def bake(model: nn.Module, slots: Mapping[str, tuple[Slot, Placement]]) -> nn.Mo
                 "keep the garden: garden.save(folder)"
             )
         hook = _SeedHook(blended, placement.holder)
-        if slot.is_copy:
+        if slot.copies:
             hook = _CopyHook(blended, placement.holder, placement.kin)
         part = _traced(hook, slot)
         host.add_module(name, part)
-        host.register_forward_hook(part, with_kwargs=slot.is_copy)
+        host.register_forward_hook(part, with_kwargs=slot.copies > 0)
     return model
 
 
@@ -169,7 +171,7 @@ def _traced(module: nn.Module, slot: Slot) -> fx.GraphModule:
     A copy of the host's own block stays a module: whoever loads the host has its class.
     """
     seed = type(slot.seed).__name__
-    kept = list(slot.seed.modules()) if slot.is_copy and slot.seed is not None else []
+    kept = [part for block in slot.copied_blocks for part in block.modules()]
     modes = [(part, part.training) for part in kept]
 
     # Defined here because PyTorch does not pickle the name of a local tracer class.

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.kin import copy_block
+from esper.kasmina.blueprints.kin import as_seed, grow_copies
 from esper.kasmina.blueprints.registry import Blueprint, blueprint_by_id
+from esper.kasmina.costs import count_copies
 from esper.kasmina.lifecycle import TrainingMode
 from esper.kasmina.slot import MIXING, GateNetwork, Slot, SlotMode
 from esper.kasmina.slots.placement import Placement
@@ -162,7 +163,7 @@ class Seedbed(nn.Module):
         """Free every module, so that another topology can be built from nothing."""
         for slot in self:
             slot.seed = slot.gate = None
-            slot.is_copy = False
+            slot.copies = 0
             slot.mode = int(SlotMode.PASS)
             slot.frozen = slot.drawn = slot.host_version = None
             slot.sources = []
@@ -181,7 +182,7 @@ class Seedbed(nn.Module):
     def mirror(self, other: Seedbed, known: weakref.WeakSet[nn.Module], host: HostContext) -> None:
         """Hold what another seedbed holds: copies of its modules, of each new one once.
 
-        Where the other has just copied a block, the block of this host is copied.
+        Where the other has just copied blocks, those of this host and seedbed are copied.
 
         Args:
             other: the seedbed that is followed.
@@ -196,11 +197,14 @@ class Seedbed(nn.Module):
                 if module is not None:
                     known.add(module)
                     if name == "seed" and theirs.sources:
-                        module = copy_block(host.block(mine.name))
+                        block = host.block(mine.name)
+                        copies, _ = grow_copies(block, mine.copied_blocks, theirs.copies)
+                        module = as_seed(copies)
                     else:
                         module = self._settle(copy.deepcopy(module), host.reference(mine.name))
                 setattr(mine, name, module)
-                mine.is_copy = theirs.is_copy
+                if name == "seed":
+                    mine.copies = theirs.copies
                 mine.frozen = theirs.frozen
                 mine.drawn = None
         self.germinations = other.germinations
@@ -242,14 +246,15 @@ class Seedbed(nn.Module):
 
     def _sync_seed(self, index: int, slot: Slot, state: SlotState, host: HostContext) -> bool:
         present = bool(state.has_module[0, index])
-        if present and slot.seed is None:
-            slot.seed = self._build(index, slot, int(state.blueprint[0, index]), host)
+        wanted = count_copies(int(state.doublings[0, index])) if slot.copies else 0
+        if present and (slot.seed is None or slot.copies != wanted):
+            slot.seed = self._build(index, slot, state, host)
             slot.was_shadowed = False
             slot.drawn, slot.host_version = fingerprint(slot.seed), None
             slot.is_known_untrained = False
             return True
         if not present and slot.seed is not None:
-            slot.is_copy = False
+            slot.copies = 0
             slot.seed = slot.frozen = slot.drawn = slot.host_version = None
             return True
         return False
@@ -266,12 +271,11 @@ class Seedbed(nn.Module):
             return True
         return False
 
-    def _build(self, index: int, slot: Slot, choice: int, host: HostContext) -> nn.Module:
-        """Build a seed from its own random stream and check its output shape, or copy a block."""
-        blueprint = blueprint_by_id(choice)
-        slot.is_copy = blueprint.is_copy
+    def _build(self, index: int, slot: Slot, state: SlotState, host: HostContext) -> nn.Module:
+        """Build a seed from its own random stream and check its output shape, or copy blocks."""
+        blueprint = blueprint_by_id(int(state.blueprint[0, index]))
         if blueprint.is_copy:
-            return self._copy(slot, host)
+            return self._copy(slot, count_copies(int(state.doublings[0, index])), host)
         key = self._key(index)
         seed = draw_seed(blueprint, slot.channels, slot.topology, slot.symmetry, key)
         probe = draw_probe(slot.shape, self._key(index))
@@ -286,18 +290,18 @@ class Seedbed(nn.Module):
         self.germinations += 1
         return self._settle(seed, host.reference(slot.name))
 
-    def _copy(self, slot: Slot, host: HostContext) -> nn.Module:
-        """Return a copy of the block in front of a slot, and note the source of each parameter."""
+    def _copy(self, slot: Slot, count: int, host: HostContext) -> nn.Module:
+        """Return copies of the block in front of a slot; note the source of each new parameter."""
         block = host.block(slot.name)
         try:
-            copied = copy_block(block)
+            copies, slot.sources = grow_copies(block, slot.copied_blocks, count)
         except Exception as error:
             raise SlotError(
                 f"the block in front of slot {slot.name!r} cannot be copied: {reason_of(error)}"
             ) from error
-        slot.sources = list(zip(copied.parameters(), block.parameters(), strict=True))
+        slot.copies = count
         self.germinations += 1
-        return copied
+        return as_seed(copies)
 
     def _key(self, index: int) -> Key:
         return self.run_seed, index, self.germinations
@@ -319,7 +323,7 @@ class Seedbed(nn.Module):
         if stage is SeedStage.TRAINING:
             slot.mode = int(SlotMode.ISOLATE)
         elif stage in BLENDED_STAGES and alpha > 0:
-            is_whole = slot.is_copy and alpha == 1 and slot.algorithm == int(AlphaAlgorithm.ADD)
+            is_whole = slot.copies > 0 and alpha == 1 and slot.algorithm == int(AlphaAlgorithm.ADD)
             # h + 1 * (s - h) would differ from s in its last bits, and a deeper network computes s.
             slot.mode = int(SlotMode.REPLACE if is_whole else SlotMode.BLEND)
         else:

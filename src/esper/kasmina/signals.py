@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.budget import NO_BUDGET
+from esper.kasmina.costs import germination_costs, standing_copies
 from esper.kasmina.lifecycle import time_to_target, velocity
 from esper.kasmina.slot_table import SlotTable
 from esper.leyline.actions import TensorRecord
@@ -253,6 +254,7 @@ def read_signals(
     measured = torch.isfinite(state.contribution)
     in_slots = table.flops()
     rate_factor, learning_rate = rates(tracker.epoch + 1)
+    seed_params, seed_flops = germination_costs(state, costs.seeds)
 
     def or_absent(value: Tensor) -> Tensor:
         """-1 where the slot is empty."""
@@ -311,8 +313,9 @@ def read_signals(
         slot_channels=costs.seeds.slot_channels,
         slot_positions=costs.seeds.slot_positions,
         slot_topology=costs.seeds.slot_topology,
-        seed_params=costs.seeds.seed_params,
-        seed_flops=costs.seeds.seed_flops,
+        copies=standing_copies(state),
+        seed_params=seed_params,
+        seed_flops=seed_flops,
         twin_score=twin_score.to(torch.float32),
     )
 

@@ -166,8 +166,8 @@ class Slot(nn.Module):
         self.channels = shape[channel_axis(self.topology)]
         self.seed: nn.Module | None = None
         self.gate: nn.Module | None = None
-        self.is_copy = False
-        """Whether the seed is a copy of the submodule in front of the slot."""
+        self.copies = 0
+        """How many copies of the submodule in front of the slot the seed is; 0 for other seeds."""
         self.sources: list[tuple[nn.Parameter, nn.Parameter]] = []
         """Parameters of a new copy, each with its source, until optimizers copied the state."""
         self.mode = int(SlotMode.PASS)
@@ -186,11 +186,18 @@ class Slot(nn.Module):
         self.branch: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] | None = None
         self.register_buffer("alpha", torch.zeros((), dtype=torch.float64), persistent=False)
 
+    @property
+    def copied_blocks(self) -> list[nn.Module]:
+        """The copies that the seed consists of, in the order in which they run."""
+        if self.seed is None or not self.copies:
+            return []
+        return [self.seed] if self.copies == 1 else list(self.seed.children())
+
     def attend(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Forward hook of the host's submodule."""
         if self.mode == SlotMode.PASS:
             return None
-        given = CallArguments(args, kwargs) if self.is_copy else None
+        given = CallArguments(args, kwargs) if self.copies else None
         if isinstance(output, Tensor):
             return self(output, given)
         rest = (self(output[0], given), *output[1:])
@@ -246,13 +253,15 @@ class Slot(nn.Module):
         return blend(h, out, self.alpha, self.algorithm, self.gate)
 
     def _run(self, h: Tensor, given: CallArguments | None) -> Tensor:
-        """Return the seed's output; a copy of a block gets the host's order of axes."""
+        """Return the seed's output; copies of a block get the host's order of axes."""
         assert self.seed is not None
         out: Tensor
         if given is None:
             out = self.seed(h)
             return out
-        args, kwargs = replace_first(given.args, given.kwargs, h)
+        axes = AXES[self.axes]
+        out = h if axes.is_usual else h.permute(axes.inverse)
+        args, kwargs = replace_first(given.args, given.kwargs, out)
         strange = [one for one in (*args, *kwargs.values()) if not is_shareable(one)]
         if strange:
             raise SlotError(
@@ -260,10 +269,9 @@ class Slot(nn.Module):
                 f"{type(strange[0]).__name__}, which its copy would change as well; where that is "
                 "a cache, switch it off (use_cache=False)"
             )
-        axes = AXES[self.axes]
-        if not axes.is_usual:
-            args, kwargs = replace_first(args, kwargs, h.permute(axes.inverse))
-        out = first_tensor(self.seed(*args, **kwargs))
+        for block in self.copied_blocks:
+            args, kwargs = replace_first(args, kwargs, out)
+            out = first_tensor(block(*args, **kwargs))
         return out if axes.is_usual else out.permute(axes.order)
 
     def _check(self, h: Tensor) -> None:

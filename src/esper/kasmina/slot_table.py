@@ -20,7 +20,13 @@ from esper.kasmina.contribution import (
     record_contributions,
     record_gradients,
 )
-from esper.kasmina.costs import RowCosts, fitting_blueprints, slot_flops
+from esper.kasmina.costs import (
+    RowCosts,
+    copies_to_double,
+    fitting_blueprints,
+    slot_flops,
+    standing_copies,
+)
 from esper.kasmina.lifecycle import (
     Applied,
     LifecycleConfig,
@@ -210,9 +216,17 @@ def describe_result(
         if refusal is Refusal.BLUEPRINT_DOES_NOT_FIT and is_copy and place.kin.problem:
             why = f"no copy of {place.path!r} can grow there: {place.kin.problem}"
             reason = f"{op.name} at {slot}: {why}"
+        elif refusal is Refusal.NOTHING_FITS and is_copy and _is_mixed(before, index):
+            why = "these copies were not at full amplitude all the time, so they are not doubled"
+            reason = f"{op.name} at {slot}: {why}"
     elif outcome is Outcome.GATE_FAILED:
         reason = f"{op.name} at {slot}: {describe_failure(before, index, gates)}"
     return OperationResult(op, slot, outcome, reason)
+
+
+def _is_mixed(state: SlotState, index: int) -> bool:
+    """Return whether there are copies that cannot be doubled, whatever the limits are."""
+    return bool((standing_copies(state) > copies_to_double(state))[0, index])
 
 
 def describe_decision(
@@ -296,6 +310,11 @@ class SlotView:
     def age(self) -> int:
         """Epochs recorded since germination."""
         return int(self._value("age"))
+
+    @property
+    def copies(self) -> int:
+        """Copies of the block in front of the slot that the seed consists of, 0 for others."""
+        return self._garden.seedbed[self._index].copies
 
     @property
     def parameters(self) -> int:

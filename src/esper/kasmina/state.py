@@ -121,6 +121,9 @@ class SlotState(TensorRecord):
     """float64, smoothed change of it."""
     counterfactual_age: Tensor = _per_slot(-1, least=-1, of_module=True)
     """int64, epochs since the last ablation, -1 before the first."""
+    doublings: Tensor = _per_slot(0, least=0, most=6, of_module=True)
+    """int64, how often the copies in the slot were doubled: they are 2 ** (doublings + 1) - 1; 0
+    for seeds that are no copies."""
     untrained: Tensor = _per_slot(False, of_module=True)
     """bool, no optimizer has changed its parameters yet; only gardens set it."""
     interaction: Tensor

@@ -37,7 +37,14 @@ class RulesConfig(Config):
         0, "Most seeds alive or fossilized at once in one host; 0 is no limit.", minimum=0
     )
     min_prune_age: int = option(
-        1, "Epochs a seed must have lived before it can be pruned.", minimum=0
+        1, "Epochs a seed must have lived before it can be pruned, or a copy doubled.", minimum=0
+    )
+    max_copies: int = option(
+        7,
+        "Most copies of a block in one slot: 7 are three germinations of kin, 1 to 2 to 4 to 8 "
+        "blocks.",
+        minimum=1,
+        maximum=127,
     )
     advance_allowed: bool = option(
         True, "Whether ADVANCE is an operation (off when every gate forwards itself)."
@@ -92,6 +99,7 @@ class Refusal(CodeWithText):
         "an argument is out of range: tempo is 1 or more, a target above 0 and at most 1, a speed "
         "0 or more",
     )
+    COPY_LIMIT = 17, "the slot holds as many copies of its block as it may; raise max_copies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +114,8 @@ class RuleView(TensorRecord):
     """int64 [R, S], epochs since germination."""
     enabled: Tensor
     """bool [R, S], slot in use for this row."""
+    copies: Tensor
+    """int64 [R, S], copies of the block in front of the slot that the seed consists of, else 0."""
     fits: Tensor
     """bool [R, S, B], whether a blueprint may be germinated in a slot (topology and limits)."""
 
@@ -147,6 +157,11 @@ def refusals(view: RuleView, config: RulesConfig) -> Tensor:
     seeds = is_in(stage, MODULE_STAGES).sum(1, keepdim=True)
     full = (seeds >= config.max_seeds) if config.max_seeds else torch.zeros_like(developing)
     no_advance = torch.full_like(empty, not config.advance_allowed)
+    too_young = (view.age < config.min_prune_age, Refusal.TOO_YOUNG)
+    blended = (stage == int(SeedStage.BLENDING)) | (stage == int(SeedStage.HOLDING))
+    # Copies are doubled by germinating another: the seed stays one seed.
+    doubled = (view.copies > 0) & blended & ~moving
+    most = doubled & (2 * view.copies + 1 > config.max_copies)
 
     codes = torch.zeros(
         (stage.shape[0], NUM_OPS, stage.shape[1]), dtype=torch.int64, device=stage.device
@@ -166,9 +181,11 @@ def refusals(view: RuleView, config: RulesConfig) -> Tensor:
         LifecycleOp.GERMINATE,
         off,
         gone,
-        (~empty, Refusal.SLOT_OCCUPIED),
+        (~empty & ~doubled, Refusal.SLOT_OCCUPIED),
+        (most, Refusal.COPY_LIMIT),
+        (doubled & too_young[0], Refusal.TOO_YOUNG),
         (developing, Refusal.DEVELOPMENT_RUNNING),
-        (full, Refusal.SEED_LIMIT),
+        (full & ~doubled, Refusal.SEED_LIMIT),
         (~selectable(view.fits).any(-1), Refusal.NOTHING_FITS),
     )
     refuse(
@@ -178,7 +195,6 @@ def refusals(view: RuleView, config: RulesConfig) -> Tensor:
         fossil,
         (~is_in(stage, _ADVANCEABLE_STAGES), Refusal.STAGE_HAS_NO_NEXT),
     )
-    blended = (stage == int(SeedStage.BLENDING)) | (stage == int(SeedStage.HOLDING))
     refuse(
         LifecycleOp.SET_ALPHA_TARGET,
         *no_seed,
@@ -192,7 +208,7 @@ def refusals(view: RuleView, config: RulesConfig) -> Tensor:
         fossil,
         # Only a value that is no stage gets this far without being alive.
         (~live, Refusal.SLOT_EMPTY),
-        (view.age < config.min_prune_age, Refusal.TOO_YOUNG),
+        too_young,
         (moving, Refusal.ALPHA_MOVING),
     )
     unready = (stage != int(SeedStage.HOLDING), Refusal.NOT_HOLDING)

@@ -132,15 +132,17 @@ class Signals(TensorRecord):
     """int64 [R, S], pixels or tokens at the slot, 1 for vectors, 0 where absent or unknown."""
     slot_topology: Tensor
     """int64 [R, S], index into `TOPOLOGIES`, -1 where absent or unknown."""
+    copies: Tensor
+    """int64 [R, S], copies of the block in front of the slot that the seed consists of, else 0."""
     seed_params: Tensor
     """int64 [R, S, B], most parameters a seed of every blueprint can come to have, gate included.
 
-    -1 where the blueprint is not for the slot.
+    -1 where the blueprint is not for the slot. Where copies can be doubled, what that adds.
     """
     seed_flops: Tensor
     """int64 [R, S, B], most operations per sample such a seed can come to take, gate included.
 
-    -1 where the blueprint is not for the slot.
+    -1 where the blueprint is not for the slot. Where copies can be doubled, what that adds.
     """
     twin_score: Tensor
     """float32 [R], the waiting twin's score, NaN where none runs; never an input of the actor."""

@@ -203,6 +203,7 @@ def random_signals(rows: int, slots: int, generator: torch.Generator) -> tuple[S
         alpha_mode=torch.where(occupied, mode, int(AlphaMode.HOLD)),
         age=torch.where(occupied, age, 0),
         enabled=enabled,
+        copies=torch.zeros_like(stage),
         fits=fits,
     )
     rules = RulesConfig(max_seeds=int(draw.integers(0, slots + 1)))
@@ -285,6 +286,7 @@ def random_signals(rows: int, slots: int, generator: torch.Generator) -> tuple[S
         slot_channels=draw.integers(2, 129, *shape),
         slot_positions=torch.where(topology == _VECTOR, 1, draw.integers(1, 1_025, *shape)),
         slot_topology=topology,
+        copies=torch.zeros_like(stage),
         seed_params=seed_params,
         seed_flops=torch.where(fits_topology, 60 * seed_params, -1),
         twin_score=torch.where(draw.chance(0.5, rows), scores[:, 0], torch.nan),

@@ -58,8 +58,10 @@ def test_vector_hosts_grow_too_and_options_survive_plain_data() -> None:
 def test_mistakes() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'norm'"):
         seed(blueprint="nrom")
-    with pytest.raises(UnknownNameError, match="unknown blueprint 'kin'"):
+    with pytest.raises(ConfigError, match=r"copies must be above 0 for kin .* got 0 for kin"):
         seed(blueprint="kin")
+    with pytest.raises(ConfigError, match="got 3 for norm"):
+        BuiltInSeed(slot="r0c0", blueprint="norm", channels=4, copies=3)
     with pytest.raises(UnknownNameError, match="unknown algorithm"):
         seed(algorithm="MIX")
     with pytest.raises(ConfigError, match="different slots"):

@@ -110,7 +110,7 @@ def test_an_actor_with_other_data_or_blueprints_is_refused(
     for _ in range(2):
         with pytest.raises(DataError, match="give every node the same files"):
             remote.reset()
-    monkeypatch.setattr("esper.lab.population.ray_actor.drawn_names", lambda: ("noop",))
+    monkeypatch.setattr(RayPopulation, "known_blueprints", lambda self: ("noop",))
     with pytest.raises(UsageError, match="install what registers them on every node"):
         RayPopulation(FakeCluster(1), get_task("digits", horizon=2), 1, 5, "cpu").reset()
 

@@ -53,6 +53,7 @@ class Slot:
     contribution: float = math.nan
     se: float = 0.0
     counterfactual_age: int = -1
+    copies: int = 0
 
 
 @dataclass
@@ -101,6 +102,7 @@ class Scene:
             blueprint=over_slots(
                 [-1 if none else blueprint_id(slot.blueprint) for slot, none in known]
             ),
+            copies=over_slots([slot.copies for slot in self.slots]),
             alpha_mode=over_slots([-1 if none else slot.mode for slot, none in known]),
             algorithm=over_slots([-1 if none else slot.algorithm for slot, none in known]),
             alpha=over_slots([slot.alpha for slot in self.slots], torch.float32),
@@ -120,6 +122,7 @@ class Scene:
             alpha_mode=torch.tensor([[int(slot.mode) for slot in self.slots]]),
             age=torch.tensor([[slot.age for slot in self.slots]]),
             enabled=torch.ones(1, len(self.slots), dtype=torch.bool),
+            copies=torch.tensor([[slot.copies for slot in self.slots]]),
             fits=fits.expand(1, len(self.slots), -1),
         )
         return build_masks(view, self.rules)

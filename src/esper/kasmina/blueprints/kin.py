@@ -4,13 +4,16 @@ So a network becomes deeper while it trains: the copy starts with the block's we
 moments. It is called with the block's output and the block's other arguments, and at full amplitude
 its output replaces the block's. The block must keep the shape of its input and have a residual
 path; `find_kin` checks that for every slot.
+
+Germinating another in the same slot doubles what is awake: of a block and its copies, in their
+order, there are copies behind them. They are one seed, which is measured, kept and pruned as one.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +88,37 @@ def copy_block(block: nn.Module) -> nn.Module:
     copied = copy.deepcopy(block, memo)
     disconnect(copied)
     return copied
+
+
+def grow_copies(
+    block: nn.Module, copies: Sequence[nn.Module], count: int
+) -> tuple[list[nn.Module], list[tuple[nn.Parameter, nn.Parameter]]]:
+    """Return `count` copies of a block, and the parameters of new ones, each with its source.
+
+    Args:
+        block: the block.
+        copies: its copies so far, in the order in which they run. They come first; where they are
+            more than `count`, those that were copied last are left out.
+        count: how many are wanted: 1, 3, 7 or more, as everything awake is doubled every time.
+    """
+    copies = list(copies[:count])
+    sources: list[tuple[nn.Parameter, nn.Parameter]] = []
+    while len(copies) < count:
+        awake = [block, *copies]
+        new = [copy_block(each) for each in awake]
+        for copied, source in zip(new, awake, strict=True):
+            sources += zip(copied.parameters(), source.parameters(), strict=True)
+        copies += new
+    return copies, sources
+
+
+def as_seed(copies: Sequence[nn.Module]) -> nn.Module:
+    """Return copies as one seed: one by itself, several in a `Sequential`."""
+    if len(copies) == 1:
+        return copies[0]
+    seed = nn.Sequential(*copies)
+    seed.training = copies[0].training
+    return seed
 
 
 def find_kin(model: nn.Module, paths: list[str], example: Any, samples: int) -> dict[str, Kin]:

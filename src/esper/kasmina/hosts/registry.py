@@ -139,13 +139,20 @@ class BuiltInSeed(Config):
     blueprint: str = option(help="Name of its blueprint.")
     channels: int = option(help="Width of the activation at the slot.", minimum=1)
     algorithm: str = option("ADD", "How it is blended: ADD, MULTIPLY or GATE.")
+    copies: int = option(
+        0, "How many copies of the block in front of it a kin is; 0 for all others.", minimum=0
+    )
 
     def __post_init__(self) -> None:
         """Check the names."""
         super().__post_init__()
-        known = [name for name in blueprint_names() if name not in copied_names()]
-        if self.blueprint not in known:
-            raise unknown_name("blueprint", self.blueprint, known)
+        if self.blueprint not in blueprint_names():
+            raise unknown_name("blueprint", self.blueprint, blueprint_names())
+        if (self.blueprint in copied_names()) != (self.copies > 0):
+            raise ConfigError(
+                f"BuiltInSeed.copies must be above 0 for {', '.join(copied_names())} and 0 for "
+                f"other blueprints, got {self.copies} for {self.blueprint}"
+            )
         if self.algorithm not in AlphaAlgorithm.__members__:
             raise unknown_name("algorithm", self.algorithm, AlphaAlgorithm.__members__)
 
@@ -175,12 +182,28 @@ class GrownConfig(Config):
 class SeededModule(nn.Module):
     """A submodule of a host with a seed behind it."""
 
-    def __init__(self, module: nn.Module, seed: BuiltInSeed, topology: Topology) -> None:
-        """Build the seed; its weights come from torch's current random state."""
+    def __init__(
+        self,
+        module: nn.Module,
+        seed: BuiltInSeed,
+        topology: Topology,
+        draw_block: Callable[[], nn.Module],
+    ) -> None:
+        """Build the seed; its weights come from torch's current random state.
+
+        Args:
+            module: the submodule.
+            seed: what is built behind it.
+            topology: kind of activation there.
+            draw_block: makes another module like it, with weights of its own.
+        """
         super().__init__()
         self.module = module
-        blueprint = blueprint_by_id(blueprint_names().index(seed.blueprint))
-        self.seed = blueprint.build(seed.channels, topology)
+        if seed.copies:
+            self.seed: nn.Module = nn.Sequential(*(draw_block() for _ in range(seed.copies)))
+        else:
+            blueprint = blueprint_by_id(blueprint_names().index(seed.blueprint))
+            self.seed = blueprint.build(seed.channels, topology)
         self.algorithm = int(AlphaAlgorithm[seed.algorithm])
         is_gated = self.algorithm == AlphaAlgorithm.GATE
         self.gate = GateNetwork(seed.channels, topology) if is_gated else None
@@ -204,7 +227,12 @@ class _GrownHost(nn.Module):
             if seed.slot not in paths:
                 raise unknown_name("slot", seed.slot, paths)
             path = paths[seed.slot]
-            whole = SeededModule(self.host.get_submodule(path), seed, self.topology)
+
+            def draw_block(path: str = path) -> nn.Module:
+                return build_host(config.host, config.host_options).get_submodule(path)
+
+            block = self.host.get_submodule(path)
+            whole = SeededModule(block, seed, self.topology, draw_block)
             self.host.set_submodule(path, whole)
         self.slot_paths = {slot: f"host.{path}" for slot, path in paths.items()}
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints.kin import Kin
+from esper.kasmina.blueprints.registry import blueprint_names, drawn_names
 from esper.kasmina.engine import EvaluatedEngine
 from esper.kasmina.lifecycle import LifecycleConfig, TrainingMode
 from esper.kasmina.row_group import RowConfig
@@ -45,6 +47,8 @@ class SlotSpec:
     channels: int
     symmetry: Symmetry = "bidirectional"
     """What the host makes of the order of positions."""
+    kin: Kin = field(default_factory=Kin)
+    """Whether the block in front of it can be copied, and what that costs."""
 
 
 class PopulationEngine(EvaluatedEngine, Protocol):
@@ -82,6 +86,9 @@ class PopulationConfig(RowConfig):
     training_mode: TrainingMode = option(
         "straight_through", "How a seed in TRAINING learns while the host is left alone."
     )
+    copies: bool = option(
+        False, "Whether blocks of hosts can be copied: whether `kin` can be germinated."
+    )
     precision: Literal["float32", "float64"] = option("float32", "Precision of the weights.")
     use_bf16: bool = option(False, "Run hosts in BF16; weights and statistics stay as they are.")
     use_graphs: bool = option(True, "Capture training and validation in CUDA graphs.")
@@ -93,6 +100,11 @@ class PopulationConfig(RowConfig):
     workers: int = option(
         0, "Processes of the workers strategy; 0 is one for every core.", minimum=0
     )
+
+    @property
+    def blueprints(self) -> tuple[str, ...]:
+        """Name of every blueprint that rows know, at the index that is its id."""
+        return blueprint_names() if self.copies else drawn_names()
 
 
 EXECUTION_SETTINGS = frozenset({"use_bf16", "use_graphs", "rows_per_stack", "workers"})

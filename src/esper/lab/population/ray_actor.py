@@ -25,7 +25,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.kasmina.blueprints.registry import drawn_names
 from esper.lab.population.engine import PopulationConfig, Strategy
 from esper.lab.population.population import Population
 from esper.lab.tasks.splits import Split
@@ -308,8 +307,9 @@ class PopulationActor:
 
     def open(self, number: int, wanted: RowsWanted) -> None:
         """Have a population under a number, in place of one that was there; it has no rows yet."""
-        if drawn_names() != wanted.blueprints:
-            other = sorted(set(wanted.blueprints) ^ set(drawn_names())) or ["their order"]
+        own = wanted.config.blueprints
+        if own != wanted.blueprints:
+            other = sorted(set(wanted.blueprints) ^ set(own)) or ["their order"]
             raise UsageError(
                 f"the blueprints on {socket.gethostname()} are not those of the program "
                 f"({', '.join(other)}); install what registers them on every node"

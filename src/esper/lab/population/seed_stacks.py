@@ -1,4 +1,7 @@
-"""The seeds of a stacked engine: one stack of parameters per slot and blueprint, one for gates.
+"""The seeds of a stacked engine: one stack of parameters per slot and kind, one for gates.
+
+A kind is a blueprint; copies of blocks (`kin`) are a kind for each number of them, so that all
+seeds of a stack are of one shape.
 
 `StackedEngine` keeps one `SeedStacks` for its rows. It follows the lifecycle state (`sync`), knows
 the position of every row's seed (`kinds`, `entries`), and returns the modules that run at each slot
@@ -7,14 +10,16 @@ in training (`slot_forwards`). `validation` selects its own entries of the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.blueprints.kin import as_seed, grow_copies
 from esper.kasmina.blueprints.registry import blueprint_by_id
+from esper.kasmina.costs import count_copies
 from esper.kasmina.engine import Moments, RowWeights, without_prefix
 from esper.kasmina.seedbed import draw_gate, draw_seed
 from esper.kasmina.state import SlotState
@@ -24,6 +29,7 @@ from esper.lab.population.slot_forward import (
     BLENDED,
     EMPTY,
     ISOLATED,
+    Integers,
     SlotForward,
     SlotForwards,
     SlotIndex,
@@ -34,7 +40,10 @@ from esper.lab.population.vmap_rules import install_vmap_rules
 from esper.leyline.stages import BLENDED_STAGES, AlphaAlgorithm, SeedStage
 
 GATE = -1
-"""Kind of a slot's stack of gates; the kind of a stack of seeds is their blueprint id."""
+"""Kind of a slot's stack of gates; that of a stack of seeds is `seed_kind`."""
+
+_DOUBLED = 1 << 16
+"""What every doubling of copies adds to their kind; above all blueprint ids."""
 
 ABSENT = -2
 """Kind or entry of a row without a seed or gate, and row of an unused entry."""
@@ -44,6 +53,21 @@ IS_BLENDED = np.isin(np.arange(max(SeedStage) + 1), BLENDED_STAGES)
 
 _SEED = "seed."
 _GATE = "gate."
+
+
+def seed_kind(blueprint: Integers, doublings: Integers) -> Integers:
+    """Return the kind of seeds of these blueprints, doubled so often."""
+    return blueprint + _DOUBLED * doublings
+
+
+@dataclass(frozen=True, slots=True)
+class HostBlocks:
+    """The blocks of stacked hosts that stand in front of slots, for seeds that are copies."""
+
+    parameters: ParameterStack
+    """Those of the hosts."""
+    modules: Mapping[int, nn.Module]
+    """By slot: a block without hooks, where it can be copied."""
 
 
 @dataclass(slots=True)
@@ -68,6 +92,11 @@ class SeedStack:
         """Number of entries in use."""
         return len(self.rows) - self.rows.count(ABSENT)
 
+    @property
+    def are_copies(self) -> bool:
+        """Whether the seeds are copies of the host's blocks."""
+        return self.kind != GATE and blueprint_by_id(self.kind % _DOUBLED).is_copy
+
     def whole(self) -> StackedModule:
         """Return the module that runs all entries, in order."""
         return StackedModule(self.parameters, None, self.module, len(self.rows))
@@ -87,12 +116,14 @@ class SeedStacks:
         streams: CudaStreams | None = None,
         *,
         has_squares: bool = False,
+        blocks: HostBlocks | None = None,
     ) -> None:
         """Start without seeds; `keys` name the rows' random streams.
 
         Weights have the precision `dtype`, activations `compute` (the same by default). `capacity`
         says how many entries a stack has for some seeds (just as many by default), `streams` where
-        seeds of different kinds run, `has_squares` whether stacks keep what AdamW needs.
+        seeds of different kinds run, `has_squares` whether stacks keep what AdamW needs, `blocks`
+        what seeds can be copies of.
         """
         self._slots = slots
         self._keys = list(keys)
@@ -102,9 +133,10 @@ class SeedStacks:
         self._capacity = capacity or StackCapacity()
         self._streams = streams or CudaStreams()
         self._has_squares = has_squares
+        self._blocks = blocks
         self._stacks: dict[tuple[int, int], SeedStack] = {}
         self.kinds = np.full((len(keys), len(slots)), ABSENT, dtype=np.int64)
-        """[R, S], blueprint id of every row's seed, ABSENT where there is none."""
+        """[R, S], kind of every row's seed, ABSENT where there is none."""
         self.entries = np.zeros_like(self.kinds)
         """[R, S], its entry in the stack of that kind."""
         self.gate_entries = np.full_like(self.kinds, ABSENT)
@@ -151,16 +183,19 @@ class SeedStacks:
     def sync(self, state: SlotState) -> None:
         """Draw new seeds, free removed ones, and add or remove gates by blending algorithm."""
         present = state.has_module.numpy()
-        wanted = np.where(present, state.blueprint.numpy(), ABSENT)
+        own = seed_kind(state.blueprint.numpy(), state.doublings.numpy())
+        wanted = np.where(present, own, ABSENT)
         gated = present & (state.algorithm.numpy() == int(AlphaAlgorithm.GATE))
         changed = (self.kinds != wanted) | ((self.gate_entries != ABSENT) != gated)
         version = self.layout_version
         for row, slot in np.argwhere(changed).tolist():
             held, kind = int(self.kinds[row, slot]), int(wanted[row, slot])
+            # Before what is there goes: copies may be made of it.
+            new = None if kind in (ABSENT, held) else self._germinate(row, slot, kind)
             if held not in (ABSENT, kind):
                 self._remove(row, slot, held)
-            if kind not in (ABSENT, held):
-                self._germinate(row, slot, kind)
+            if new is not None:
+                self._add(row, slot, kind, *new)
             has_gate = self.gate_entries[row, slot] != ABSENT
             if gated[row, slot] and not has_gate:
                 self._add_gate(row, slot)
@@ -270,19 +305,64 @@ class SeedStacks:
                 self._remove(row, slot, GATE)
         for slot, values in weights.seeds.items():
             moments = weights.seed_moments[slot]
-            kind = int(state.blueprint[0, slot])
+            kind = int(seed_kind(state.blueprint.numpy(), state.doublings.numpy())[0, slot])
             self._add(row, slot, kind, without_prefix(_SEED, values), moments.under(_SEED))
             gate = without_prefix(_GATE, values)
             if gate:
                 self._add(row, slot, GATE, gate, moments.under(_GATE))
         self.germinations[row] = weights.germinations
 
-    def _germinate(self, row: int, slot: int, kind: int) -> None:
-        spec = self._slots[slot]
+    def _germinate(self, row: int, slot: int, kind: int) -> tuple[dict[str, Tensor], Moments]:
+        """Return the parameters of a new seed, and what is remembered of them."""
+        blueprint, spec = blueprint_by_id(kind % _DOUBLED), self._slots[slot]
         key = (self._keys[row], slot, self.germinations[row])
-        seed = draw_seed(blueprint_by_id(kind), spec.channels, spec.topology, spec.symmetry, key)
         self.germinations[row] += 1
-        self._add(row, slot, kind, dict(seed.named_parameters()), Moments())
+        if blueprint.is_copy:
+            return self._copy(row, slot, count_copies(kind // _DOUBLED))
+        seed = draw_seed(blueprint, spec.channels, spec.topology, spec.symmetry, key)
+        return dict(seed.named_parameters()), Moments()
+
+    def _copy(self, row: int, slot: int, count: int) -> tuple[dict[str, Tensor], Moments]:
+        """Return copies of what is awake, a block and its copies: as many as are wanted."""
+        assert self._blocks is not None, "only blocks that were handed over can be copied"
+        values, moments = self._blocks.parameters.read(row)
+        prefix = f"{self._slots[slot].path}."
+        block = without_prefix(prefix, values), moments.under(prefix)
+        copies = self._copies(row, slot)[:count]
+        while len(copies) < count:
+            copies += [block, *copies]
+        if count == 1:
+            return copies[0]
+        whole: dict[str, Tensor] = {}
+        remembered = Moments()
+        for number, (own, moving) in enumerate(copies):
+            whole |= {f"{number}.{name}": value for name, value in own.items()}
+            remembered.update(moving.behind(f"{number}."))
+        return whole, remembered
+
+    def _copies(self, row: int, slot: int) -> list[tuple[dict[str, Tensor], Moments]]:
+        """Return the copies that a row has in a slot, in the order in which they run."""
+        held = int(self.kinds[row, slot])
+        if held == ABSENT:
+            return []
+        values, moments = self._stacks[slot, held].parameters.read(int(self.entries[row, slot]))
+        count = count_copies(held // _DOUBLED)
+        if count == 1:
+            return [(values, moments)]
+        prefixes = [f"{number}." for number in range(count)]
+        return [(without_prefix(each, values), moments.under(each)) for each in prefixes]
+
+    def _make_module(self, slot: int, kind: int) -> nn.Module:
+        """Return a module of a kind, for its forward and the shapes of its parameters."""
+        spec, key = self._slots[slot], (0, slot, 0)
+        if kind == GATE:
+            return draw_gate(spec.channels, spec.topology, key)
+        blueprint = blueprint_by_id(kind % _DOUBLED)
+        if not blueprint.is_copy:
+            return draw_seed(blueprint, spec.channels, spec.topology, spec.symmetry, key)
+        assert self._blocks is not None, "only blocks that were handed over can be copied"
+        copies, _ = grow_copies(self._blocks.modules[slot], (), count_copies(kind // _DOUBLED))
+        return as_seed(copies)
 
     def _add_gate(self, row: int, slot: int) -> None:
         spec = self._slots[slot]
@@ -310,12 +390,7 @@ class SeedStacks:
         self._record_entry(stack, row, entry)
 
     def _make_stack(self, slot: int, kind: int) -> SeedStack:
-        spec, key = self._slots[slot], (0, slot, 0)
-        module = (
-            draw_gate(spec.channels, spec.topology, key)
-            if kind == GATE
-            else draw_seed(blueprint_by_id(kind), spec.channels, spec.topology, spec.symmetry, key)
-        )
+        module = self._make_module(slot, kind)
         parameters = dict(module.named_parameters())
         shapes = {name: value.shape for name, value in parameters.items()}
         frozen = [name for name, p in parameters.items() if not p.requires_grad]

@@ -17,7 +17,7 @@ from esper.kasmina.evaluation import BatchEvaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.lifecycle import GardenConfig
 from esper.kasmina.optimizer import CarriedOptimizer, slot_groups
-from esper.kasmina.slots.placement import Placed, SlotNames, place_slots
+from esper.kasmina.slots.placement import Placed, SlotNames, place_slots, with_kin
 from esper.kasmina.state import SlotState
 from esper.kasmina.training import Trainee, build_optimizer
 from esper.lab.population.engine import Condition, PopulationConfig, SlotSpec
@@ -272,6 +272,9 @@ def find_slots(host: nn.Module, task: Task, config: PopulationConfig) -> tuple[S
     example = task.example_input()
     if example.is_floating_point() and config.precision == "float64":
         example = example.double()
+    placed = place_slots(host, task.slot_paths, example, USUAL_AXES[task.topology])
+    if config.copies:
+        placed = with_kin(placed, host, example)
     return tuple(
         SlotSpec(
             slot.name,
@@ -280,6 +283,7 @@ def find_slots(host: nn.Module, task: Task, config: PopulationConfig) -> tuple[S
             slot.shape,
             slot.shape[1] if slot.topology == "cnn" else slot.shape[-1],
             slot.symmetry,
+            slot.kin,
         )
-        for slot in place_slots(host, task.slot_paths, example, USUAL_AXES[task.topology]).slots
+        for slot in placed.slots
     )

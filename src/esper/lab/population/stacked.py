@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from esper.kasmina.blueprints.kin import copy_block
 from esper.kasmina.budget import Portion
 from esper.kasmina.contribution import GradientSample, summarise
 from esper.kasmina.engine import EpochResult, Moments, RowWeights, empty_sample
@@ -25,7 +26,7 @@ from esper.kasmina.state import SlotState
 from esper.lab.population.batches import BatchBuffers, RowSamples
 from esper.lab.population.engine import Condition, CudaStreams, GraphReplay, SlotSpec, StackStream
 from esper.lab.population.parameter_stack import ParameterStack, StackCapacity
-from esper.lab.population.seed_stacks import ABSENT, GATE, SeedStacks
+from esper.lab.population.seed_stacks import ABSENT, GATE, HostBlocks, SeedStacks
 from esper.lab.population.slot_forward import Integers, SlotForwards, apply_slot
 from esper.lab.population.train_step import Reals, RowTraining, TrainStep, learning_entries
 from esper.lab.population.validation import SelectedRows, ValidationPass
@@ -100,6 +101,12 @@ class StackedEngine:
         self._objective = shared.objective
         self._batch_size = shared.config.batch_size
         self._template = hosts[0]
+        # Copied now, while nothing hangs on them.
+        blocks = {
+            index: copy_block(hosts[0].get_submodule(slot.path))
+            for index, slot in enumerate(slots)
+            if not slot.kin.problem
+        }
         first = dict(hosts[0].named_parameters())
         some = next(iter(first.values()))
         self._device, self._dtype = conditions[0].data.device, some.dtype
@@ -148,6 +155,7 @@ class StackedEngine:
             self._capacity,
             streams,
             has_squares=has_squares,
+            blocks=HostBlocks(self._hosts, blocks),
         )
         self._validation = ValidationPass(
             self._hosts,

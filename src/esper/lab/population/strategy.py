@@ -187,6 +187,11 @@ def stacking_problem(task: Task, config: PopulationConfig) -> str | None:
     if problem is not None:
         return f"host {task.config.host!r}: {problem}"
     for slot in find_slots(hosts[0], task, config.replace(precision="float32")):
+        if not slot.kin.problem and slot.kin.positional + len(slot.kin.names) > 1:
+            return (
+                f"blueprint 'kin': {slot.path!r} is given several arguments, and its copies would "
+                "be given one"
+            )
         for choice in offered(slot.topology, slot.symmetry):
             blueprint = blueprint_by_id(choice)
             problem = seed_problem(blueprint, slot, in_bf16=config.use_bf16)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints.registry import blueprint_kinds, drawn_names, immediate_table
-from esper.kasmina.costs import NOT_FOR_THE_SLOT, RowCosts, row_costs, slot_costs
+from esper.kasmina.blueprints.registry import blueprint_kinds, immediate_table
+from esper.kasmina.costs import NOT_FOR_THE_SLOT, RowCosts, row_costs, slot_costs, with_copies
 from esper.kasmina.row_group import RowGroup, measure_by_ablation
 from esper.kasmina.signals import RateTable, RowFacts, row_facts
 from esper.kasmina.slot_table import SlotTable
@@ -108,13 +108,13 @@ class TaskGroup(RowGroup):
             config,
             measure=lambda members, which: measure_by_ablation(self.engine, members, which),
             table=SlotTable(
-                condition_costs(conditions, engine),
+                condition_costs(conditions, engine, config),
                 config.lifecycle,
                 # All parameters of a task's host are trained.
                 immediate_table(
                     [(slot.topology, False) for slot in engine.slots],
                     config.lifecycle.immediate,
-                    drawn_names(),
+                    config.blueprints,
                 ),
             ),
             facts=condition_facts(conditions),
@@ -131,12 +131,17 @@ def _each(conditions: Sequence[Condition], value: Callable[[Condition], float]) 
     return torch.tensor([known[id(condition)] for condition in conditions])
 
 
-def condition_costs(conditions: Sequence[Condition], engine: PopulationEngine) -> RowCosts:
+def condition_costs(
+    conditions: Sequence[Condition], engine: PopulationEngine, config: PopulationConfig
+) -> RowCosts:
     """Return what rows of one architecture cost, and how far they may grow."""
     each = partial(_each, conditions)
+    seeds = slot_costs(engine.slots, config.blueprints)
+    if config.copies:
+        seeds = with_copies(seeds, [slot.kin for slot in engine.slots])
     return row_costs(
         len(conditions),
-        slot_costs(engine.slots, drawn_names()),
+        seeds,
         host_params=engine.host_params,
         host_flops=conditions[0].task.host_flops,
         param_limit=each(lambda c: c.task.param_limit),
@@ -217,6 +222,7 @@ def merge_views(parts: Sequence[RuleView], slots: int, order: Tensor) -> RuleVie
         alpha_mode=joined("alpha_mode", int(AlphaMode.HOLD)),
         age=joined("age", 0),
         enabled=joined("enabled", False),
+        copies=joined("copies", 0),
         fits=fits,
     )
 
@@ -261,15 +267,13 @@ class PopulationRows(ABC):
         """Index of every row's task."""
         return self.roster.task_of_row
 
-    @staticmethod
-    def known_blueprints() -> tuple[str, ...]:
-        """Return the name of every blueprint at the index that is its id; copies grow nowhere."""
-        return drawn_names()
+    def known_blueprints(self) -> tuple[str, ...]:
+        """Return the name of every blueprint at the index that is its id."""
+        return self.config.blueprints
 
-    @staticmethod
-    def known_kinds() -> tuple[BlueprintKind, ...]:
+    def known_kinds(self) -> tuple[BlueprintKind, ...]:
         """Return the kind of every blueprint at the index that is its id."""
-        return blueprint_kinds(drawn_names())
+        return blueprint_kinds(self.known_blueprints())
 
     @abstractmethod
     def view(self) -> RuleView:

@@ -202,7 +202,9 @@ class TrainStep:
             # An unused entry belongs to no row, and does not learn.
             row_of[entries] = np.maximum(np.array(stack.rows, dtype=np.int64), 0)
             active[entries] = learning_entries(stack, state) & rows.learns[row_of[entries]]
-            rates[entries] = rows.seed_rates[row_of[entries], stack.slot]
+            # Copies learn as what they are copies of.
+            own = rows.rates if stack.are_copies else rows.seed_rates[:, stack.slot]
+            rates[entries] = own[row_of[entries]]
         for gates, seeds, here, there in gate_pairs(self._seed_stacks):
             if id(gates) in numbers and id(seeds) in numbers:
                 one = self._first[numbers[id(gates)]] + here

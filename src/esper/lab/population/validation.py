@@ -42,7 +42,7 @@ from esper.leyline.stages import AlphaAlgorithm, SeedStage
 from esper.utils.process import to_device, write_to
 
 Key = tuple[int, int]
-"""Slot and kind of a stack: a blueprint id, or GATE."""
+"""Slot and kind of a stack, as in `seed_stacks`."""
 
 _FADING = 0.97
 """Decay, per pass, of the remembered number of positions and entries."""

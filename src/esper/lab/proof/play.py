@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints.registry import copied_names
 from esper.kasmina.costs import HostMultiples, host_multiple
 from esper.kasmina.hosts import BuiltInSeed
 from esper.lab.population.engine import PopulationConfig, Strategy
@@ -131,6 +132,7 @@ class Stage:
         return ControllerContext(
             slot_names=SlotConfig.of(self.population.num_slots).slot_ids,
             blueprint_names=self.population.known_blueprints(),
+            copies=copied_names(),
             seed=seed,
         )
 
@@ -331,6 +333,7 @@ class _Tally:
         self._pruned = torch.zeros(rows, dtype=torch.int64)
         self._rolled_back = torch.zeros(rows, dtype=torch.bool)
         self._signals: Signals | None = None
+        self._blueprints = population.known_blueprints()
 
     def note(self, signals: Signals, *, is_start: bool) -> int:
         """Count an epoch; return the number of rows that trained. No action precedes the first."""
@@ -379,13 +382,17 @@ class _Tally:
             fossilized=(signals.stage[rows] == int(SeedStage.FOSSILIZED)).sum(1).tolist(),
             pruned=self._pruned[rows].tolist(),
             rolled_back=self._rolled_back[rows].tolist(),
-            grown=[grown_seeds(signals, row, names) for row in range(rows.start, rows.stop)],
+            grown=[
+                grown_seeds(signals, row, names, self._blueprints)
+                for row in range(rows.start, rows.stop)
+            ],
         )
 
 
-def grown_seeds(signals: Signals, row: int, slot_names: Sequence[str]) -> list[dict[str, object]]:
+def grown_seeds(
+    signals: Signals, row: int, slot_names: Sequence[str], blueprints: Sequence[str]
+) -> list[dict[str, object]]:
     """Return the seeds that are blended into a row's network, as plain data."""
-    blueprints = Population.known_blueprints()
     found = []
     for slot, name in enumerate(slot_names):
         if float(signals.alpha[row, slot]) <= 0:
@@ -395,6 +402,7 @@ def grown_seeds(signals: Signals, row: int, slot_names: Sequence[str]) -> list[d
             blueprint=blueprints[int(signals.blueprint[row, slot])],
             channels=int(signals.slot_channels[row, slot]),
             algorithm=AlphaAlgorithm(int(signals.algorithm[row, slot])).name,
+            copies=int(signals.copies[row, slot]),
         )
         found.append(seed.to_mapping())
     return found

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints.registry import blueprint_kinds
 from esper.lab.population.population import Population
 from esper.lab.population.ray_population import AnyPopulation, RayCluster, RayPopulation
 from esper.lab.population.worker_pool import WorkerPool, lease_pool
@@ -306,8 +307,8 @@ class TaskRows:
         self.num_slots = max(_slots_of(name) for name in names)
         self.device = choose_device(config.device)
         self._data_cache = DataCache(config.data, self.device)
-        self.blueprint_names = Population.known_blueprints()
-        self.blueprint_kinds = Population.known_kinds()
+        self.blueprint_names = config.population.blueprints
+        self.blueprint_kinds = blueprint_kinds(self.blueprint_names)
 
     def groups(self, round_number: int, stage: int) -> list[TaskShare]:
         """Return the tasks of a round and their rows; members of families are drawn."""

@@ -207,6 +207,7 @@ class RowView:
     enabled: list[bool]
     stage: list[int]
     blueprint: list[int]
+    copies: list[int]
     algorithm: list[int]
     alpha_mode: list[int]
     alpha: list[float]

@@ -22,7 +22,7 @@ from esper.leyline.errors import UsageError, instead, nearest, warn
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.slots import NOOP
-from esper.leyline.stages import MODULE_STAGES, STYLE_OF_ALGORITHM
+from esper.leyline.stages import MODULE_STAGES, STYLE_OF_ALGORITHM, SeedStage
 from esper.tamiyo.controllers.registry import (
     WAIT,
     Choice,
@@ -359,7 +359,8 @@ class ScheduleController:
 
     def _is_hopeless(self, entry: Entry, slot: int, row: RowView) -> bool:
         """Return whether a seed can never be germinated: its slot is taken, or nothing fits."""
-        if row.stage[slot] in MODULE_STAGES:
+        is_fossil = row.stage[slot] == SeedStage.FOSSILIZED
+        if row.stage[slot] in MODULE_STAGES and (is_fossil or not row.copies[slot]):
             return True
         if any(row.fits[slot][blueprint] for blueprint in entry.blueprints):
             return False

@@ -59,6 +59,7 @@ def rule_view(signals: Signals, fits: Tensor) -> RuleView:
         alpha_mode=torch.where(occupied, signals.alpha_mode, int(AlphaMode.HOLD)),
         age=torch.where(occupied, signals.age, 0),
         enabled=signals.enabled,
+        copies=signals.copies,
         fits=fits,
     )
 
