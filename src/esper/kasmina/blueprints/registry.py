@@ -176,9 +176,9 @@ def blueprint_by_id(index: int) -> Blueprint:
 
 
 def drawn_names() -> tuple[str, ...]:
-    """Return the names up to the last blueprint that is no copy: those that populations use.
+    """Return the names up to the last blueprint that is no copy: those of populations by default.
 
-    A copy between them keeps its id, and fits no slot of a population.
+    A copy between them keeps its id, and fits no slot of a population that grows no copies.
     """
     names = blueprint_names()
     while BLUEPRINTS.get(names[-1]).is_copy:
