@@ -35,7 +35,10 @@ from tests.simic.training.tiny import tiny_config
 LONGEST_S = 300
 _PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE = 24, 1
 _ROOT = Path(__file__).parents[2]
-_TIMES = frozenset({"seconds", "telemetry", "command", "twin_seconds", "memory_bytes", "world"})
+_OF_THE_PROCESS = frozenset(
+    {"seconds", "telemetry", "command", "twin_seconds", "memory_bytes", "world", "random"}
+)
+"""What differs from process to process; Python draws random states that nobody seeds anew."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Subject:
         """Return all that a finished run leaves, without times."""
         state = Checkpoints(run, self.kind).load()
         assert state is not None, f"{run} has no checkpoint"
-        return _without_times(state)
+        return _comparable(state)
 
 
 ESPER = ("-m", "esper.scripts.cli.main")
@@ -86,11 +89,11 @@ WORKERS = _training("train (workers)", "workers")
 SUBJECTS = (GROW, TRAIN, WORKERS)
 
 
-def _without_times(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_times(item) for key, item in value.items() if key not in _TIMES}
+        return {key: _comparable(item) for key, item in value.items() if key not in _OF_THE_PROCESS}
     if isinstance(value, list):
-        return [_without_times(item) for item in value]
+        return [_comparable(item) for item in value]
     return value
 
 

@@ -401,9 +401,8 @@ class Garden(nn.Module):
         """
         if garden is self or garden.slot_names != self.slot_names:
             raise UsageError(
-                f"a garden with the slots {', '.join(self.slot_names)} cannot follow one with "
-                f"{', '.join(garden.slot_names)}; write copied = copy.deepcopy(garden), then "
-                "copied.follow(garden)"
+                f"a garden follows another one with the same slots ({', '.join(self.slot_names)}); "
+                "write copied = copy.deepcopy(garden), then copied.follow(garden)"
             )
         garden.ties.followers.add(self)
         self.ties.mirrored.clear()

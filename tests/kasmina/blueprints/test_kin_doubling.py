@@ -286,22 +286,6 @@ def test_it_is_saved_loaded_copied_and_baked(case: str, tmp_path: Path) -> None:
     assert same(other.state_dict(), garden.state_dict())
 
 
-def test_a_garden_of_an_older_esper_has_one_copy_at_most() -> None:
-    garden, slot = make("transformer")
-    assert garden.germinate(slot, KIN)
-    saved = garden.state_dict()
-    encoded = bytes(saved["_extra_state"].tolist()).decode()
-    old = encoded.replace('"doublings": [[0]], ', "")
-    assert old != encoded
-    saved["_extra_state"] = torch.tensor(list(old.encode()), dtype=torch.uint8)
-    other, _ = make("transformer")
-    other.load_state_dict(saved)
-    assert other.slots[slot].copies == 1
-    assert torch.equal(
-        other.eval()(CASES["transformer"][3]), garden.eval()(CASES["transformer"][3])
-    )
-
-
 def test_an_average_of_weights_copies_its_own_blocks() -> None:
     garden, slot = make("transformer", **YOUNG)
     average = AveragedModel(garden, multi_avg_fn=get_ema_multi_avg_fn(0.5))

@@ -39,6 +39,7 @@ def row(stages: list[SeedStage], blueprints: list[int], **changes: Any) -> RowVi
         **{"host_params": 100, "enabled": [True, True], "stage": [int(each) for each in stages]},
         **{"blueprint": blueprints, "algorithm": [0, 0], "alpha_mode": [int(AlphaMode.HOLD)] * 2},
         **{"alpha": [0.0, 0.0], "alpha_target": [1.0, 1.0], "epochs_in_stage": [1, 1]},
+        **{"age": [9, 9], "copies": [0, 0]},
         **{"counterfactual_age": [0, 0], "contribution": [0.0, 0.0], "contribution_se": [0.0, 0.0]},
         **{"legal": [[True, True]] * OPS, "fits": [[True] * 4] * 2},
     }

@@ -126,7 +126,7 @@ def test_a_model_of_ones_own_is_deepened_and_then_deepened_further(command: Comm
             ("--deepen", "--set", "growth.deepen.order=mixed"),
             "must be one of 'stack', 'interleave'",
         ),
-        (("--deepen", "--set", "growth.deepen.weights=none.pt"), "cannot be read"),
+        (("--deepen", "--set", "growth.deepen.weights=none.pt"), "there is no file or folder"),
         (("--set", "growth.deepen.start=2"), "growth.deepen.start"),
         (("--deepen-controller", "luck"), "'luck' is not known"),
     ],

@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "reads 'moon' where this Esper has" in refused(
         features=[*features[:3], "moon", *features[4:]]
     )
-    assert "reads 180 things where this Esper has 181" in refused(features=features[:-1])
+    assert "reads 180 entries where this Esper has 181" in refused(features=features[:-1])
     assert "has no key 'color'" in refused(config={**tree["config"], "color": "blue"})
     weights = dict(tree["weights"])
     del weights["lstm_ln.bias"]

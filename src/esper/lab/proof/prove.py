@@ -385,19 +385,19 @@ def checksum(config: ProveConfig) -> str:
         for name, value in config.play.population.to_mapping().items()
         if name not in EXECUTION_SETTINGS
     }
-    # The published checksums are older than these two settings; their defaults have no effect here.
-    if population["lifecycle"]["immediate"] == "auto":
-        life = {k: v for k, v in population["lifecycle"].items() if k != "immediate"}
-        population["lifecycle"] = life
     decides = {
         "seeds": config.seeds,
         "opening": config.opening,
         "confidence": config.confidence,
         "limits": [config.play.param_limit, config.play.flop_limit],
         "horizon": config.play.horizon,
-        "population": population,
+        "population": _without(_NEWER_OF_POPULATIONS, population),
         "tasks": [
-            [each.label, each.task().name, _without_no_budget(each.task().config.to_mapping())]
+            [
+                each.label,
+                each.task().name,
+                _without(_NEWER_OF_TASKS, each.task().config.to_mapping()),
+            ]
             for each in config.members.find(config.opening)
         ],
     }
@@ -405,8 +405,23 @@ def checksum(config: ProveConfig) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _without_no_budget(task: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in task.items() if k != "budget" or v is not None}
+_NEWER_OF_POPULATIONS = {
+    "copies": False,
+    "lifecycle": {"immediate": "auto", "rules": {"max_copies": 7}},
+}
+_NEWER_OF_TASKS = {"budget": None}
+"""Settings that the published checksums are older than; their defaults have no effect on scores."""
+
+
+def _without(newer: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without those of `newer` that have the value there."""
+    kept = {}
+    for name, value in settings.items():
+        if isinstance(newer.get(name), Mapping):
+            kept[name] = _without(newer[name], value)
+        elif name not in newer or value != newer[name]:
+            kept[name] = value
+    return kept
 
 
 def check_entry(config: ProveConfig) -> None:
