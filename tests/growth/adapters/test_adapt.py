@@ -348,6 +348,17 @@ def test_a_loop_that_forgets_adapters_step_is_warned_once() -> None:
     step_alone(model, optimizer, 1)
 
 
+def test_adapters_of_one_matrix_are_watched_too() -> None:
+    model = nn.Linear(4, 8)
+    adapters = Adapt(model, 16, config=AdaptConfig(coverage=0.0))
+    assert adapters.weights["weight"].pair.trained == ("A",)
+    optimizer = adamw(adapters)
+    for _ in range(4):
+        optimizer.step()
+    with pytest.warns(EsperWarning, match=r"call adapters\.step"):
+        optimizer.step()
+
+
 def test_a_loop_with_nothing_to_place_needs_no_step() -> None:
     adapters = Adapt(make(), rank=2)
     step_alone(adapters.model, adamw(adapters), 9)

@@ -353,7 +353,8 @@ def watch_steps(weights: Mapping[str, AdaptedWeight], after: int) -> ForgottenSt
 
     def holds_adapters(optimizer: Optimizer) -> bool:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        return any(id(one.pair.B) in held for one in weights.values())
+        pairs = [one.pair for one in weights.values()]
+        return any(id(getattr(pair, key)) in held for pair in pairs for key in pair.trained)
 
     return ForgottenSteps(
         holds_adapters,
