@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.growth.batches import DeviceBatches, Windows, check_batches, count_samples, read_batch
-from esper.leyline.errors import UsageError
+from esper.growth.batches import (
+    DeviceBatches,
+    Windows,
+    check_batches,
+    count_samples,
+    read_batch,
+    warn_of_moving_statistics,
+)
+from esper.leyline.errors import EsperWarning, UsageError
 
 X, Z, Y = torch.ones(2, 3), torch.zeros(2, 4), torch.tensor([0, 1])
 Named = namedtuple("Named", ["first", "second", "target"])
@@ -107,3 +115,18 @@ def test_samples_of_somebodys_batches_are_counted_where_they_say() -> None:
     assert count_samples(DataLoader(TensorDataset(x, y), batch_size=4)) == 10
     assert count_samples([(x, y), (x[:4], y[:4])]) == 14
     assert count_samples(pair for pair in [(x, y)]) == 0
+
+
+class HeldNorm(nn.BatchNorm1d):
+    """A layer that its owner keeps in eval mode."""
+
+    def train(self, mode: bool = True) -> HeldNorm:
+        return super().train(False)
+
+
+def test_a_frozen_layer_that_stays_in_eval_mode_does_not_move() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3)).requires_grad_(False).eval()
+    with pytest.warns(EsperWarning, match="'0' are frozen, but its running statistics"):
+        warn_of_moving_statistics(model)
+    assert not model.training
+    warn_of_moving_statistics(nn.Sequential(HeldNorm(3)).requires_grad_(False).train())

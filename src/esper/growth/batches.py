@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from torch.utils.data import DataLoader
 
+from esper.kasmina.evaluation import moving_norms
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.probe import map_tensors, shapes_of, tensors_in
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory
@@ -325,17 +326,16 @@ def refuse_short_schedule(
 
 
 def warn_of_moving_statistics(model: nn.Module) -> None:
-    """Warn if a frozen host has BatchNorm layers whose running statistics still change."""
+    """Warn if a frozen model has BatchNorm layers whose running statistics still change."""
+    moving = set(moving_norms(model))
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
-            is_frozen = not module.weight.requires_grad
-            if is_frozen and module.track_running_stats:
-                warn(
-                    f"the parameters of {name!r} are frozen, but its running statistics still "
-                    "change; replace it, for instance by torchvision.ops.FrozenBatchNorm2d, or "
-                    "train its parameters too"
-                )
-                return
+        if module in moving and module.weight is not None and not module.weight.requires_grad:
+            warn(
+                f"the parameters of {name!r} are frozen, but its running statistics still change; "
+                "keep it in eval mode while the model trains, replace it, for instance by "
+                "torchvision.ops.FrozenBatchNorm2d, or train its parameters too"
+            )
+            return
 
 
 # ---- Optimizers and schedules: an instance, or a function that makes one

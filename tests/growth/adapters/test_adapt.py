@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel
 import esper
 from esper.growth.adapters.adapt import Adapt
 from esper.growth.adapters.placement import AdaptConfig
-from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
 
 STEPS = 24
 
@@ -289,7 +289,8 @@ def twice(model: nn.Module) -> Adapt:
         (lambda: Adapt(make(), 500, rank=2), "budget=20_000"),
         (lambda: Adapt(make(), 2), "budget=2 is too small"),
         (lambda: Adapt(nn.LayerNorm(4), 500), "no weight that can be adapted"),
-        (lambda: Adapt(make(), 500, trainable="tail"), "names 'tail'"),
+        (lambda: Adapt(make(), 500, trainable="tail"), "names 'tail'.*conv, attention, wide, head"),
+        (lambda: Adapt(make(), 500, trainable="heads"), "'heads'.*did you mean 'head'"),
         (lambda: Adapt(make(), 500, targets="tail"), "names 'tail'"),
         (lambda: Adapt(DataParallel(make()), 500), "without DataParallel"),
         (lambda: Adapt("net", 500), r"takes a torch\.nn\.Module, got str"),
@@ -334,6 +335,72 @@ def test_an_optimizer_that_does_not_hold_the_adapters_is_refused() -> None:
         adapters.step(optimizer)
     with pytest.raises(UsageError, match="no gradient reached the weights in 40 steps"):
         adapters.step(optimizer)
+
+
+def step_alone(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+    """Train without `adapters.step`."""
+    for step in range(count):
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_loop_that_forgets_adapters_step_is_warned_once() -> None:
+    model = make()
+    adapters = Adapt(model, 500, trainable="head")
+    # A head may be trained first, and ranks are measured in the first four steps.
+    step_alone(model, torch.optim.SGD(model.head.parameters(), lr=0.1), 9)
+    optimizer = adamw(adapters)
+    step_alone(model, optimizer, 4)
+    with pytest.warns(EsperWarning, match=r"call adapters\.step\(optimizer\) after each"):
+        step_alone(model, optimizer, 1)
+    step_alone(model, optimizer, 1)
+
+
+def test_adapters_of_one_matrix_are_watched_too() -> None:
+    model = nn.Linear(4, 8)
+    adapters = Adapt(model, 16, config=AdaptConfig(coverage=0.0))
+    assert adapters.weights["weight"].pair.trained == ("A",)
+    optimizer = adamw(adapters)
+    for _ in range(4):
+        optimizer.step()
+    with pytest.warns(EsperWarning, match=r"call adapters\.step"):
+        optimizer.step()
+
+
+def test_a_loop_with_nothing_to_place_needs_no_step() -> None:
+    adapters = Adapt(make(), rank=2)
+    step_alone(adapters.model, adamw(adapters), 9)
+    adapters = Adapt(make(), 500)
+    adapters.measure(range(3), lambda step: loss_of(adapters.model, step))
+    step_alone(adapters.model, adamw(adapters), 9)
+    # These ranks would move.
+    adapters = Adapt(make(), 500, total_steps=STEPS)
+    adapters.measure(range(3), lambda step: loss_of(adapters.model, step))
+    with pytest.warns(EsperWarning, match="no ranks are placed or moved"):
+        step_alone(adapters.model, adamw(adapters), 5)
+
+
+def test_moving_statistics_of_a_frozen_model_are_said_at_the_first_step() -> None:
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    def step(adapters: Adapt) -> None:
+        optimizer = torch.optim.SGD(adapters.parameters(), lr=0.1)
+        for _ in range(2):
+            adapters.model(torch.randn(5, 4)).square().sum().backward()
+            optimizer.step()
+            adapters.step(optimizer)
+
+    adapters = Adapt(normed(), 40)
+    with pytest.warns(EsperWarning, match="'1' are frozen, but its running statistics") as seen:
+        step(adapters)
+    assert len(seen) == 1
+    step(Adapt(normed(), 40, trainable="1"))
+    for held in ("", "1"):
+        adapters = Adapt(normed(), 40)
+        adapters.model.get_submodule(held).eval()
+        step(adapters)
 
 
 def test_a_state_of_another_model_or_budget_is_refused() -> None:

@@ -263,7 +263,7 @@ def test_a_run_that_goes_on_under_another_schedule_catches_up() -> None:
         model = make_gpt(8)
         again = Deepen(model, sgd(model), total_steps=total_steps, example=EXAMPLE)
         again.load_state_dict(saved)
-        for _ in range(100):
+        for _ in range(total_steps - 15):
             again.step()
         assert {e["step"]: e["awake"]["blocks"] for e in again.history} == expected
     # One that is behind what is awake waits until it is not.
@@ -741,6 +741,55 @@ def test_a_loop_that_forgets_depth_step_is_warned_once() -> None:
     assert depth.awake == {"blocks": 1}
 
 
+def test_a_run_longer_than_total_steps_is_warned_once() -> None:
+    def deepened(**options: Any) -> Deepen:
+        model = make_gpt(4)
+        return Deepen(model, adamw(model), example=EXAMPLE, **options)
+
+    depth = deepened(total_steps=10)
+    for _ in range(10):
+        depth.step()
+    with pytest.warns(EsperWarning, match=r"counts step 11, but total_steps=10, .*epochs \* batch"):
+        depth.step()
+    depth.step()
+    # Here the length of the run decides nothing.
+    depth = deepened(total_steps=2, start=1, at={1: 4})
+    for _ in range(4):
+        depth.step()
+
+
+def test_trained_blocks_that_sleep_are_named_at_the_first_step() -> None:
+    model = make_gpt(4)
+    optimizer = adamw(model)
+    train(model, optimizer, 0, 1)
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    depth = Deepen(model, optimizer, start=2, total_steps=10)
+    with pytest.warns(EsperWarning, match=r"^blocks\.2 to blocks\.3 sleep .*depth\.load_state"):
+        train(model, optimizer, 1, 2, depth=depth)
+    train(model, optimizer, 2, 3, depth=depth)
+    # The same if the optimizer's state comes after Deepen.
+    model = make_gpt(4)
+    depth = Deepen(model, optimizer := adamw(model), start=3, total_steps=10)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    with pytest.warns(EsperWarning, match=r"^blocks\.3 sleep"):
+        train(model, optimizer, 1, 2, depth=depth)
+
+
+def test_a_resumed_run_or_a_new_optimizer_is_not_said_to_lose_training() -> None:
+    model = make_gpt(4)
+    depth = Deepen(model, optimizer := adamw(model), total_steps=10)
+    train(model, optimizer, 0, 3, depth=depth)
+    # A quarter was awake at first, and now two blocks are.
+    again = Deepen(model, optimizer, total_steps=10)
+    again.load_state_dict(depth.state_dict())
+    train(model, optimizer, 3, 4, depth=again)
+    # This one makes the state of all parameters before its first step.
+    model = make_gpt(4)
+    optimizer = torch.optim.Adagrad(model.parameters())
+    train(model, optimizer, 0, 2, depth=Deepen(model, optimizer, total_steps=10))
+
+
 def test_a_model_can_be_deepened_anew_before_its_first_batch() -> None:
     model = make_gpt(4)
     first = Deepen(model, adamw(model), total_steps=10)
@@ -771,3 +820,14 @@ def test_what_it_says_of_itself() -> None:
     model = make_gpt(4)
     depth = Deepen(model, adamw(model), example=EXAMPLE)
     assert repr(depth) == "Deepen(blocks: 1 of 4 blocks awake after 0 steps)"
+    depth.total_steps = 4_000
+    asleep = "Deepen(blocks: 1 of 4 blocks awake after 0 steps; the last ones wake"
+    assert repr(depth) == f"{asleep} at step 1,600 of 4,000)"
+    model = make_gpt(4)
+    depth = Deepen(model, adamw(model), controller="plateau", total_steps=4_000, example=EXAMPLE)
+    assert repr(depth) == f"{asleep} by step 2,400 of 4,000)"
+    model = make_gpt(4)
+    depth = Deepen(model, adamw(model), start=1, at={1: 4}, example=EXAMPLE)
+    assert repr(depth) == f"{asleep} at step 1)"
+    depth.step()
+    assert repr(depth) == "Deepen(blocks: 4 of 4 blocks awake after 1 steps)"

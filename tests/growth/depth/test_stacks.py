@@ -88,6 +88,29 @@ def test_runs_of_like_blocks_are_found() -> None:
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
+class Feedforward(nn.Module):
+    """A residual block with a list of layers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x)
+
+
+def test_a_list_of_one_block_is_said_to_have_only_one() -> None:
+    with pytest.raises(UsageError) as caught:
+        find(Caller([Feedforward()]), (X,), {}).choose("auto")
+    assert str(caught.value).endswith("(layers: it has only one block)")
+    with pytest.raises(UsageError, match="'layers' cannot be deepened: it has only one block"):
+        find(Caller([Feedforward()]), (X,), {}).choose("layers")
+    # One stage with several blocks is a stack, and a single layer is nothing to speak of.
+    stages = Caller([nn.Sequential(Feedforward(), Feedforward())])
+    assert esper.find_stacks(stages, X) == {"layers.0": 2}
+    assert find(nn.Sequential(nn.Sequential(nn.Linear(8, 8))), (X,), {}).reasons == {}
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_layers_of_pytorch_are_found(norm_first: bool) -> None:
     options = {"batch_first": True, "norm_first": norm_first}

@@ -17,15 +17,18 @@ from esper.growth.adapters.weights import (
     AdaptedWeight,
     check_bare,
     check_held,
+    check_modules,
     check_state,
     find_weights,
+    freeze,
     inner_optimizers,
-    peft_modules,
     swap,
+    watch_steps,
 )
+from esper.growth.batches import warn_of_moving_statistics
 from esper.growth.depth.blocks import world_size
 from esper.leyline.config import check_value
-from esper.leyline.errors import UsageError, nearest
+from esper.leyline.errors import UsageError
 
 
 class Adapt:
@@ -74,16 +77,10 @@ class Adapt:
                 check_value(name, value, int, minimum=1)
         self.model = model
         self.config = config or AdaptConfig()
-        self._trainable = [trainable] if isinstance(trainable, str) else list(trainable)
-        known = dict(model.named_modules())
-        for name in self._trainable:
-            if name not in known:
-                raise UsageError(
-                    f"trainable= names {name!r}, no module of the model{nearest(name, known)}"
-                )
+        self._trainable = check_modules(model, trainable)
         chosen = find_weights(model, self._trainable).choose(targets)
         self._had_gradient = {name: p.requires_grad for name, p in model.named_parameters()}
-        self._freeze()
+        freeze(model, self._trainable)
         self._weights = {
             name: AdaptedWeight(name, one.module, one.tensor, one.layout, self.config.scale)
             for name, one in chosen.items()
@@ -102,8 +99,10 @@ class Adapt:
         self._pending: list[int] = []
         self._seed = 0
         self._planner: Planner | None = None
+        self._forgotten = watch_steps(self._weights, self.config.measure_steps)
         if rank is not None:
             self._place_evenly(rank)
+            self._forgotten.stop()
             return
         # Random directions have a seed of their own, so that a resumed run draws the same.
         self._seed = shared_seed(next(iter(self._weights.values())).weight.device)
@@ -201,6 +200,9 @@ class Adapt:
         """
         self._check_not_baked()
         optimizers = inner_optimizers(optimizer)
+        self._forgotten.stop()
+        if self._step == 0 and self.model.training:
+            warn_of_moving_statistics(self.model)
         if self._step == 0 or not self._is_placed:
             check_held(self.parameters(), optimizers)
         self._step += 1
@@ -242,6 +244,8 @@ class Adapt:
                 "measure() saw no gradient; write measure(batches, lambda batch: loss of the model)"
             )
         self._place([])
+        if not self._pending:
+            self._forgotten.stop()
 
     def bake(self) -> nn.Module:
         """Merge the adapters into the weights and return the model; nothing of Esper stays in it.
@@ -250,6 +254,7 @@ class Adapt:
         """
         self._check_not_baked()
         self._stop_watching()
+        self._forgotten.stop()
         self._give_back(merged=True)
         self._is_baked = True
         return self.model
@@ -458,14 +463,6 @@ class Adapt:
             swap(optimizers, old, new, keeps_state=False)
 
     # -- the model ---------------------------------------------------------------------------------
-
-    def _freeze(self) -> None:
-        excluded = tuple(f"{name}." for name in (*self._trainable, *peft_modules(self.model)))
-        for name, parameter in self.model.named_parameters():
-            if not name.startswith(excluded):
-                parameter.requires_grad_(False)
-        for parameter in self._own_parameters().values():
-            parameter.requires_grad_(True)
 
     def _give_back(self, *, merged: bool) -> None:
         """Remove the pairs from the model; `merged` adds them to the weights first."""

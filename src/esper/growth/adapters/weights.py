@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from esper.growth.depth.blocks import unwrap_optimizers
+from esper.growth.steps import ForgottenSteps
 from esper.leyline.errors import CheckpointError, UsageError, instead
 
 Layout = Literal["linear", "transposed", "conv"]
@@ -295,6 +296,28 @@ def _why_not(module: nn.Module, tensor: str, owners: Counter[int]) -> str:
     return ""
 
 
+def check_modules(model: nn.Module, trainable: str | Sequence[str]) -> list[str]:
+    """Return the names of the modules to train in full; refuse names of no module."""
+    names = [trainable] if isinstance(trainable, str) else list(trainable)
+    # Heads are rarely deep in a model, so outer modules are listed first.
+    known = sorted(dict(model.named_modules()), key=lambda name: name.count("."))
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"trainable= names {name!r}, no module of the model{instead(name, known[1:])}"
+            )
+    return names
+
+
+def freeze(model: nn.Module, trainable: Sequence[str]) -> None:
+    """Freeze a model except for these modules and those that PEFT trains."""
+    own = tuple(f"{name}." for name in trainable)
+    outside = tuple(f"{name}." for name in peft_modules(model))
+    for name, parameter in model.named_parameters():
+        if name.startswith(own) or not name.startswith(outside):
+            parameter.requires_grad_(name.startswith(own))
+
+
 def check_bare(model: nn.Module) -> None:
     """Refuse a model that is wrapped for several processes or compiled."""
     name = type(model).__name__
@@ -386,6 +409,22 @@ def check_held(parameters: Iterable[nn.Parameter], optimizers: Sequence[Optimize
             f"the optimizer lacks {missing} parameters of the adapters; make it from "
             "adapters.parameters(), after adapters.measure(...) if you call that"
         )
+
+
+def watch_steps(weights: Mapping[str, AdaptedWeight], after: int) -> ForgottenSteps:
+    """Return a warning for optimizers of adapters that step while `adapters.step` is not called."""
+
+    def holds_adapters(optimizer: Optimizer) -> bool:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        pairs = [one.pair for one in weights.values()]
+        return any(id(getattr(pair, key)) in held for pair in pairs for key in pair.trained)
+
+    return ForgottenSteps(
+        holds_adapters,
+        after,
+        "the optimizer steps but adapters.step(optimizer) was never called, so no ranks are placed "
+        "or moved; call adapters.step(optimizer) after each optimizer.step()",
+    )
 
 
 def swap(

@@ -21,6 +21,8 @@ from esper.growth.depth.blocks import (
     Sleeper,
     copy_block,
     copy_optimizer_state,
+    has_trained,
+    is_asleep,
     plan_copies,
 )
 from esper.growth.depth.rules import Decision
@@ -32,10 +34,14 @@ from esper.utils.process import grouped
 Stacks = Mapping[str, Stack]
 
 
-def share_of_blocks(stacks: Stacks, share: float) -> dict[str, int]:
-    """Return a share of the blocks of every stack, rounded up to whole periods."""
+_START = 0.25
+"""Default share of the blocks that are awake at first."""
+
+
+def default_start(stacks: Stacks) -> dict[str, int]:
+    """Return the blocks of every stack that are awake at first, rounded up to whole periods."""
     return {
-        name: stack.period * math.ceil(share * len(stack.blocks) / stack.period)
+        name: stack.period * math.ceil(_START * len(stack.blocks) / stack.period)
         for name, stack in stacks.items()
     }
 
@@ -160,6 +166,22 @@ class SleepingStacks:
                     copy_block(sleepers[source].block, sleepers[target].block)
                 own = self._sleepers[name][0]
                 copy_optimizer_state(own[source].block, own[target].block, optimizers)
+
+    def warn_of_trained(self, optimizers: Sequence[Optimizer]) -> None:
+        """Warn if blocks sleep that these optimizers have trained."""
+        trained = [
+            name
+            for key, (own, *_) in self._sleepers.items()
+            for name, sleeper in zip(self._stacks[key].blocks, own, strict=True)
+            if is_asleep(sleeper.block) and has_trained(optimizers, sleeper.block)
+        ]
+        if trained:
+            which = " to ".join(dict.fromkeys([trained[0], trained[-1]]))
+            warn(
+                f"{which} sleep although the optimizer has trained them, and copies of other "
+                "blocks will replace them; to resume a run write depth.load_state_dict(...), to "
+                "deepen a finished network esper.grow(model, checkpoint=..., deepen=...)"
+            )
 
     def _rouse(self, awake: Mapping[str, int]) -> None:
         for name, networks in self._sleepers.items():

@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel
 from esper.kasmina.calls import Call, Source, is_plain
 from esper.kasmina.optimizer import copy_state
 from esper.kasmina.slots.probe import shapes_of
-from esper.leyline.errors import UsageError, warn
+from esper.leyline.errors import UsageError
 
 # ---- Wrappers around a model and its optimizer
 
@@ -96,35 +96,16 @@ def check_held(names: Sequence[str], network: nn.Module, optimizers: Sequence[Op
                 )
 
 
-class ForgottenSteps:
-    """Warns once if an optimizer steps while `depth.step()` is never called."""
-
-    def __init__(self, optimizers: Sequence[Optimizer], total_steps: int | None) -> None:
-        """Watch the first optimizer up to the step at which blocks wake by default."""
-        self._left = 100 if total_steps is None else max(1, total_steps // 5)
-        count = weakref.WeakMethod(self._count)
-
-        def after_step(*_: Any) -> None:
-            if (method := count()) is not None:
-                method()
-
-        self._hooks = [one.register_step_post_hook(after_step) for one in optimizers[:1]]
-
-    def stop(self) -> None:
-        """Watch no longer."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-
-    def _count(self) -> None:
-        self._left -= 1
-        # One step more, because `depth.step()` follows the optimizer's.
-        if self._left < 0:
-            self.stop()
-            warn(
-                "the optimizer steps but depth.step() was never called, so sleeping blocks stay "
-                "asleep; call depth.step() after each optimizer.step()"
-            )
+def has_trained(optimizers: Sequence[Optimizer], block: nn.Module) -> bool:
+    """Return whether optimizers have trained parameters of this block."""
+    states = [
+        one.state[parameter]
+        for one in optimizers
+        for parameter in block.parameters()
+        if parameter in one.state
+    ]
+    # Some optimizers make the state of all parameters at once, with a counter of 0.
+    return any(state and float(state.get("step", 1)) > 0 for state in states)
 
 
 class Processes:

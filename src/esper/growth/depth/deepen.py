@@ -15,16 +15,15 @@ from esper.growth.depth.awake import (
     Costs,
     SleepingStacks,
     count_costs,
+    default_start,
     double,
     fill_in,
     resolve,
-    share_of_blocks,
     shorten,
 )
 from esper.growth.depth.blocks import (
     ORDERS,
     FirstBatch,
-    ForgottenSteps,
     Order,
     Processes,
     ancestors,
@@ -44,14 +43,14 @@ from esper.growth.depth.rules import (
     Schedule,
     Slope,
     check_total_steps,
+    describe_last_wake,
     make_rule,
+    warn_past_end,
 )
 from esper.growth.depth.stacks import FoundStacks, Stack, block_lists, find, find_by_example
+from esper.growth.steps import ForgottenSteps
 from esper.kasmina.slots.probe import call_arguments
 from esper.leyline.errors import CheckpointError, UsageError, unknown_name
-
-START = 0.25
-"""Default share of the blocks that are awake at first."""
 
 
 class Deepen:
@@ -121,7 +120,7 @@ class Deepen:
         self._total_steps = check_total_steps(total_steps, self._rule)
         self._batches_per_step = batches_per_step * world_size()
         self._stacks: dict[str, Stack] = {}
-        self._sleeping: SleepingStacks | None = None
+        self._sleeping: SleepingStacks
         self._start: dict[str, int] = {}
         self._awake: dict[str, int] = {}
         self._planned: list[tuple[int, Decision]] | None = None
@@ -136,7 +135,13 @@ class Deepen:
         self._loaded: dict[str, Any] | None = None
         self._max_parameters = max_parameters
         self._is_undecided = False
-        self._forgotten = ForgottenSteps(self._optimizers, total_steps)
+        self._forgotten = ForgottenSteps(
+            self._optimizers[:1].__contains__,
+            # By default blocks first wake after a fifth of the run.
+            100 if total_steps is None else max(1, total_steps // 5),
+            "the optimizer steps but depth.step() was never called, so sleeping blocks stay "
+            "asleep; call depth.step() after each optimizer.step()",
+        )
         if example is None:
             self._wait_for_a_batch()
         else:
@@ -207,7 +212,6 @@ class Deepen:
     def count_parameters(self, awake: Mapping[str, int] | None = None) -> int:
         """Return the trainable parameters with the blocks awake now, or with these."""
         self._check_found("count_parameters()")
-        assert self._sleeping is not None
         return self._sleeping.count_parameters(self._awake if awake is None else awake)
 
     def steps_for(self, flops: float) -> int:
@@ -219,7 +223,7 @@ class Deepen:
             flops,
             self._start,
             self._flops_per_step,
-            double=partial(double, self._stacks),
+            double=self._double,
             resolve=partial(resolve, self._stacks),
         )
 
@@ -227,7 +231,9 @@ class Deepen:
         if not self._stacks:
             return f"Deepen(stacks={self._chosen!r}, found on the first batch)"
         stacks = ", ".join(f"{n}: {self._awake[n]} of {all_}" for n, all_ in self.blocks.items())
-        return f"Deepen({stacks} blocks awake after {self._step:,} steps)"
+        last = describe_last_wake(self._rule, self._total_steps, self._start, self._double)
+        after = f"after {self._step:,} steps{'' if self._is_over() else last}"
+        return f"Deepen({stacks} blocks awake {after})"
 
     # -- what users do -----------------------------------------------------------------------------
 
@@ -244,6 +250,7 @@ class Deepen:
         """Count an optimizer step: the first half of `step`, for measuring before blocks wake."""
         self._step += 1
         self._forgotten.stop()
+        warn_past_end(self._step, self._total_steps, self._rule)
         if self.is_finished:
             return
         if not self._stacks:
@@ -251,6 +258,8 @@ class Deepen:
                 "the model was not called before depth.step(); give Deepen the model that is "
                 "trained, or a batch: example=batch"
             )
+        if self._step == 1:
+            self._sleeping.warn_of_trained(self._optimizers)
         self._is_undecided = isinstance(self._rule, Schedule) or self._take_loss(loss)
 
     def decide(self) -> None:
@@ -390,7 +399,7 @@ class Deepen:
             unhook(copy)
         self._sleeping = SleepingStacks(self._networks, self._stacks, self._processes)
         start = self._wanted_start
-        wanted = share_of_blocks(self._stacks, START) if start is None else start
+        wanted = default_start(self._stacks) if start is None else start
         self._start = resolve(self._stacks, wanted, {})
         if isinstance(self._rule, Schedule) and self._rule.at is not None:
             awake = self._start
@@ -405,7 +414,6 @@ class Deepen:
     def _count_flops(
         self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        assert self._sleeping is not None
         with self._sleeping.all_awake(self._awake):
             self._costs = count_costs(module, path, self._stacks, args, kwargs)
 
@@ -437,7 +445,6 @@ class Deepen:
         awake = self._awake if decision is None else resolve(self._stacks, decision, self._awake)
         if awake == self._awake or self.refused:
             return
-        assert self._sleeping is not None
         self.refused = self._sleeping.excess(self._max_parameters, awake)
         if self.refused:
             return
@@ -448,21 +455,21 @@ class Deepen:
         self._history.append({"step": self._step, "awake": dict(awake), "flops": self._spent})
 
     def _set_awake(self, awake: dict[str, int]) -> None:
-        assert self._sleeping is not None
         self._awake = awake
         self._sleeping.set_awake(awake)
 
     def _follow_plan(self) -> None:
         """Wake the blocks that are due by the schedule."""
         if self._planned is None:
-            moments = self._rule.moments(
-                self._total_steps, self._start, partial(double, self._stacks)
-            )
+            moments = self._rule.moments(self._total_steps, self._start, self._double)
             self._planned = sorted(moments.items())
         while self._planned and self._planned[0][0] <= self._step:
             wanted = fill_in(self._stacks, self._planned.pop(0)[1], self._awake)
             # A run resumed under another schedule may be ahead of it.
             self._wake({name: max(count, self._awake[name]) for name, count in wanted.items()})
+
+    def _double(self, awake: Mapping[str, int]) -> dict[str, int]:
+        return double(self._stacks, awake)
 
     def _is_over(self) -> bool:
         return self._awake == self.blocks or self._planned == [] or bool(self.refused)
@@ -478,7 +485,7 @@ class Deepen:
         return self._batches_per_step * self._costs.per_batch(awake)
 
     def _progress(self) -> Progress:
-        doubled = double(self._stacks, self._awake)
+        doubled = self._double(self._awake)
         return Progress(
             step=self._step,
             total_steps=self._total_steps,

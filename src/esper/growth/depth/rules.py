@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper.growth.depth.blocks import Order, mean_over_processes
 from esper.leyline.config import Config, option
-from esper.leyline.errors import ConfigError, UsageError, unknown_name
+from esper.leyline.errors import ConfigError, UsageError, unknown_name, warn
 
 # ---- Training losses, averaged over windows of a run
 
@@ -130,6 +130,17 @@ def check_total_steps(steps: int | None, rule: object) -> int | None:
             "total_steps=epochs * len(loader)"
         )
     return steps
+
+
+def warn_past_end(step: int, total_steps: int | None, rule: object) -> None:
+    """Warn on the first step past the end of the run, if the rule depends on its length."""
+    ignores_it = isinstance(rule, Schedule) and rule.at is not None
+    if total_steps is not None and step == total_steps + 1 and not ignores_it:
+        warn(
+            f"depth.step() counts step {step:,}, but total_steps={total_steps:,}, so blocks woke "
+            "too early; write total_steps= the optimizer steps of the whole run: epochs * batches "
+            "// accumulation"
+        )
 
 
 class Schedule:
@@ -266,6 +277,22 @@ def _is_due(progress: Progress) -> bool:
     )
     share = LATEST / 2.0 ** max(0, doublings - 1)
     return progress.step >= share * progress.total_steps
+
+
+def describe_last_wake(
+    rule: object,
+    total_steps: int | None,
+    start: Mapping[str, int],
+    double: Callable[[Mapping[str, int]], Mapping[str, int]],
+) -> str:
+    """Return when the last blocks wake, as the end of a sentence; empty if that is not known."""
+    of = "" if total_steps is None else f" of {total_steps:,}"
+    if isinstance(rule, Schedule) and (of or rule.at):
+        last = max(rule.moments(total_steps, start, double), default=0)
+        return f"; the last ones wake at step {last:,}{of}"
+    if isinstance(rule, Plateau | Slope) and total_steps is not None:
+        return f"; the last ones wake by step {math.ceil(LATEST * total_steps):,}{of}"
+    return ""
 
 
 RULES: dict[str, Callable[[], Any]] = {"schedule": Schedule, "plateau": Plateau, "slope": Slope}

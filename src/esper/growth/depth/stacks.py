@@ -201,7 +201,20 @@ def find(
             prefixes = (f"{name}." for stack in found.stacks.values() for name in stack.blocks)
             if not any(f"{container}.".startswith(prefix) for prefix in prefixes):
                 _find_in(container, children, calls, found)
+    _note_single_blocks(model, path, found)
     return found
+
+
+def _note_single_blocks(model: nn.Module, path: str, found: FoundStacks) -> None:
+    """Give lists of one block their reason, instead of those of lists inside the block."""
+    for name, module in model.named_modules(prefix=path):
+        is_single = isinstance(module, nn.ModuleList | nn.Sequential) and len(module) == 1
+        inside = f"{name}."
+        has_stacks = any(stack.container.startswith(inside) for stack in found.stacks.values())
+        # A single layer is no block.
+        if name and is_single and len(list(module.modules())) > 2 and not has_stacks:
+            others = {n: why for n, why in found.reasons.items() if not n.startswith(inside)}
+            found.reasons = {**others, name: "it has only one block"}
 
 
 def block_lists(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
