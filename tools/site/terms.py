@@ -24,26 +24,27 @@ _NO_PROSE = frozenset(
     {*("a", "button", "code", "kbd", "label", "nav", "pre", "script", "style", "svg", "th"),
      *("h1", "h2", "h3", "h4", "h5", "h6")}
 )  # fmt: skip
-# `seed 4`, `six seeds` and `environment seed` are about random numbers.
-_RANDOM_SEED = (
-    "".join(
-        rf"(?<!{word}\s)"
-        for word in (
-            *(
-                "random",
-                "environment",
-                "fresh",
-                "training",
-                "same",
-                "whatever its",
-                "other",
-                "run's",
-            ),
-            *("run&#39;s", "their", "own", "has", "tasks and"),
-            *("two", "three", "five", "six", "ten", r"\d"),
-        )
+# `seed 4`, `six seeds`, `environment seed` and `seed of the run` are about random numbers.
+_BEFORE_A_RANDOM_SEED = (
+    *("all", "command,", "environment", "fresh", "half of the", "has", "keyed by", "member and"),
+    *(
+        "members,",
+        "members and",
+        "noise of",
+        "other",
+        "over",
+        "own",
+        "paired",
+        "random",
+        "recipe's",
     ),
-    r"(?!\s+\d)",
+    *("recipe&#39;s", "run's", "run&#39;s", "runs and", "same", "several", "tasks and", "their"),
+    *("this", "training", "whatever its", "with its", r"\d"),
+    *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+)
+_RANDOM_SEED = (
+    "".join(rf"(?<!(?i:{word})\s)" for word in _BEFORE_A_RANDOM_SEED) + "(?<!_)",
+    r"(?!s?\s+\d)(?!\s+of\s+the\s+(?:whole\s+)?run)",
 )
 _ARTICLE = re.compile(r"(<article\b[^>]*>)(.*)(</article>)", re.DOTALL)
 

@@ -47,6 +47,8 @@ def test_the_first_use_is_linked_with_its_meaning() -> None:
         ("it was fossilized, a gated unit", ["fossilized"]),
         ("slotted, reseed, unseeded", []),
         ("seed 4 of a random seed, six seeds, 10 seeds, a seed", ["seed"]),
+        ("Four seeds; paired seeds over seeds, with its seeds, a seed", ["seed"]),
+        ("Seed of the whole run; a new seed", ["seed"]),
         ("<code>slot</code> <a href='x'>seed</a> <pre><b>slot</b></pre> slot", ["slot"]),
         ("<h2>alpha</h2><table><th>seed</th><td>slot</td></table>", ["slot"]),
         ("a row", []),
