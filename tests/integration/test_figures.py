@@ -37,6 +37,11 @@ def test_the_tutorial_gains_what_it_claims() -> None:
     check(gains, claimed_range(TUTORIAL, "random seeds 0 to 4"))
 
 
+def test_a_run_of_ten_epochs_gains_nothing() -> None:
+    gains = [tutorial.measure(seed, 10)[0] for seed in tutorial.SEEDS[:3]]
+    assert median(gains) <= 1.0, gains
+
+
 def test_the_grown_network_of_the_demo_is_ahead_at_equal_compute() -> None:
     results = [demo.measure((arm, 0, None)) for arm in range(3)]
     (gain,) = demo.gains_of(results)
