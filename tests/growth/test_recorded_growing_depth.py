@@ -220,7 +220,7 @@ def test_a_finished_run_says_what_it_grew_into(tmp_path: Path) -> None:
     assert '"training_flops"' in summary
     assert grown.folder == tmp_path / "run"
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "A network deepened on GPT" in page
+    assert "GPT: a deepened network" in page
     assert "1 → 2 → 4 of 4 blocks" in page
     # It is grown on in another run, which takes its folder for the weights.
     deeper = deepen(None, deepen={"weights": str(tmp_path / "run"), "start": 4}, epochs=1)

@@ -80,7 +80,7 @@ def test_page_has_all_its_sections(history: list[EpochRecord]) -> None:
         assert text in reader.text
     for text in ("optimizer.weight_decay", "none", "r0c0, r0c1, r0c2", "2.13.0", "1 min 14 s"):
         assert text in reader.text
-    assert "A network grown on digits" in reader.text
+    assert "digits: a grown network" in reader.text
     assert "4,210 → 6,020" in reader.text
 
 

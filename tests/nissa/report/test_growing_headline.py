@@ -62,7 +62,7 @@ def test_a_network_that_kept_nothing_was_trained() -> None:
     summary = summary_of(history)
     outcome = read_outcome(history, summary)
     assert outcome is not None
-    assert heading(summary) == "A network trained on digits"
+    assert heading(summary) == "digits: a trained network"
     assert "germinated no seed" in render_lead(outcome, summary, ())
     assert "unchanged" in render_figures(outcome, summary, ())
 

@@ -63,7 +63,7 @@ def test_a_finished_run_is_told_from_its_store(finished: Path) -> None:
     page = path.read_text(encoding="utf-8")
     reader = read(page)
     for text in (
-        *("A network grown on digits", "+1.50 points", COMMAND, "2.13.0", "+1.25 ± 0.50"),
+        *("digits: a grown network", "+1.50 points", COMMAND, "2.13.0", "+1.25 ± 0.50"),
         *("finished", "Architecture", "blocks.1", "r0c1: conv_light", "r0c2: empty"),
     ):
         assert text in reader.text

@@ -123,8 +123,8 @@ def test_many_stacks_and_blocks_stay_one_picture() -> None:
 def test_a_report_tells_blocks_and_compute() -> None:
     records = [replace(record, twin_score=41.0) for record in history()]
     page = render_report(records, summary(records, 4), **ORIGIN)
-    assert "A network deepened on text" in page
-    assert "In 4 epochs the rule schedule woke 1 → 2 → 4 of 4 blocks of h." in page
+    assert "text: a deepened network" in page
+    assert "In 4 epochs the rule schedule woke 1 → 2 → 4 of 4 blocks in h." in page
     assert "Training took 24.00 T FLOPs, 60.0 % of the 40.00 T with all blocks awake." in page
     assert "The twin is the static network" in page
     assert "When blocks woke" in page

@@ -4,6 +4,7 @@ import io
 import json
 import signal
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,6 +12,8 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from esper.nissa.report.markup import text_width
+from esper.nissa.report.page import FONT, NAMESPACE, WIDTH
 from esper.scripts.cli import demo
 from esper.scripts.cli.demo import ARMS, BUDGET, Outcome, Point
 from tests.scripts.cli.terminal import Said, environment, esper, start
@@ -63,12 +66,33 @@ def test_two_static_networks_and_a_grown_one_train_with_equal_compute(
     assert "grown 1→2→4 blocks: 4 blocks" in progress
 
 
+def test_text_of_a_network_fits_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    made = outcomes(2.0, 2.1, 1.9)
+    name = next(iter(made))
+    made[name] = replace(made[name], text="def one()\n" + " " * 90 + "pass\n   \n    two   \n")
+    demo.print_outcomes(made, 0, is_interrupted=False)
+    said = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(said) if "writes, after 'def'" in line)
+    assert [line for line in said[at + 1 : at + 4]] == [
+        "    def one()",
+        " " * 59 + "…",
+        "        two",
+    ]
+
+
 def test_picture_and_report_are_written(short: tuple[Path, dict[str, object], str]) -> None:
     out, document, _ = short
     assert document["picture"] == str(out / "depth.svg")
     assert document["report"] == str(out / "report.html")
     drawn = "".join(ElementTree.parse(out / "depth.svg").getroot().itertext())
     assert all(arm.name in drawn for arm in ARMS)
+    for text in ElementTree.parse(out / "depth.svg").getroot().iter(f"{{{NAMESPACE}}}text"):
+        if text.get("text-anchor") is None:
+            width = text_width(text.text or "", FONT, is_strong=True)
+            assert float(text.get("x", "nan")) + width <= WIDTH, text.text
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "1 → 2 → 4 of 4" in page
 

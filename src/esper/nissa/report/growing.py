@@ -115,7 +115,7 @@ def heading(summary: RunSummary | None, task: str | None = None, kind: str = "gr
     if summary is None:
         return f"A growing run{on}, not yet at its end"
     done = "grown" if is_grown(summary.seeds) else "deepened" if summary.stacks else "trained"
-    return f"A network {done} on {shortened(summary.task, _NAME_LENGTH)}"
+    return f"{shortened(summary.task, _NAME_LENGTH)}: a {done} network"
 
 
 def render_lead(

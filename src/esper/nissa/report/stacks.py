@@ -241,7 +241,7 @@ def describe_blocks(controller: str | None, history: Sequence[EpochRecord]) -> s
     )
     lanes = read_stacks(history)
     parts = [
-        f"{awake_counts(one)} blocks of {shortened(one.name, _NAME_LENGTH_DEEPENING)}"
+        f"{awake_counts(one)} blocks in {shortened(one.name, _NAME_LENGTH_DEEPENING)}"
         for one in lanes
     ]
     over = counted(len(history), "epoch")

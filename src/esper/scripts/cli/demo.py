@@ -327,8 +327,10 @@ def print_outcomes(outcomes: Outcomes, seed: int, *, is_interrupted: bool) -> No
     for one in outcomes.values():
         if one.text:
             print_line(console, f"\n{one.name} writes, after {PROMPT.strip()!r}:".strip())
-            for line in one.text.splitlines():
-                print_line(console, f"    {line}")
+            for line in filter(str.strip, one.text.splitlines()):
+                text = f"    {line.rstrip()}"
+                whole = len(text) <= console.width
+                print_line(console, text if whole else f"{text[: console.width - 1]}…")
 
 
 def verdict(outcomes: Outcomes, *, is_interrupted: bool) -> str:
