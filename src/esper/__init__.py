@@ -1,7 +1,9 @@
 """Esper grows neural networks while they train.
 
-`grow` grows a model from beginning to end; `Garden` and `Gardener` do the same inside a training
-loop of your own; `train` trains a controller. See the README for both in a few lines.
+`Deepen` wakes the blocks of a deep network step by step in a training loop of your own. `grow`
+trains and grows a model from beginning to end; `Garden` and `Gardener` do the same in your own
+loop. `Adapt` puts adapters on a frozen model. `train` trains a controller. The README shows
+`Deepen` and `grow` in six lines each.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Gardener:
 
     Args:
         garden: what grows.
-        controller: 'tamiyo', the learned one that ships; 'heuristic', 'wait', 'random',
+        controller: 'tamiyo', the learned one that ships; 'trial', 'heuristic', 'wait', 'random',
             'schedule:FILE', or an object with the `Controller` protocol.
         horizon: epochs of the whole run; a decision follows each but the last.
         max_growth: largest size of the grown network, in parameters and operations, as a multiple

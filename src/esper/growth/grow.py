@@ -97,7 +97,7 @@ def grow(
         axes: names of the axes of activations at slots ("BTC", "TBC", "BCL", "BCHW", "BHWC",
             "BC"): one for all slots, or by slot or pattern. Axes that are not declared are
             inferred.
-        controller: 'tamiyo', the learned one that ships; 'heuristic', 'wait', 'random',
+        controller: 'tamiyo', the learned one that ships; 'trial', 'heuristic', 'wait', 'random',
             'schedule:FILE', or an object.
         loss: 'classification', 'language', 'regression', 'multilabel', or 'model' for the loss that
             the model itself computes from labels; a criterion such as `nn.CrossEntropyLoss()`; or

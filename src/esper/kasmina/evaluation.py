@@ -333,10 +333,18 @@ def as_evaluator(evaluate: Evaluate | Evaluator) -> Evaluator:
 def evaluate_contributions(
     garden: Garden, evaluate: Evaluate | Evaluator, *, fossils: bool = True
 ) -> Contributions:
-    """Measure the contribution of every seed: leave-one-out, solo-on, pairs, all-off, interactions.
+    """Measure what each seed contributes to the score, by switching seeds off and on.
 
-    Each estimate has a paired standard error; for up to four seeds there are Shapley values too.
-    Nothing is recorded in the garden.
+    The result says what the network would lose without each seed, what each seed and each pair give
+    alone, and how much more a pair is worth together than apart. Each estimate has a paired
+    standard error. For up to four seeds there are Shapley values too. Nothing is recorded in the
+    garden.
+
+    Args:
+        garden: the network with its seeds.
+        evaluate: a function of the model that returns loss and correctness of every sample, always
+            in the same order; or an evaluator.
+        fossils: whether fossilized seeds are switched off too.
     """
     members = participating(garden.state, fossils=fossils)[0].tolist()
     configurations = plan_ablations(members)

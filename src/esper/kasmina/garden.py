@@ -55,11 +55,11 @@ class Garden(nn.Module):
     Args:
         model: the host; it is used as it is, not copied.
         slots: dotted names of submodules whose output may be augmented (`*` stands for any part
-            of a name, as in "blocks.*"), or {name: submodule}; or where they were found to be.
-        example_input: one batch (a tensor, a tuple of arguments or a dict of them); not needed
-            where the slots were found already.
+            of a name, as in "blocks.*"), {name: submodule}, or the result of `suggest_slots`.
+        example_input: one batch (a tensor, a tuple of arguments or a dict of them); not needed for
+            slots with known shapes, as `load_garden` gives them.
         axes: the axes of the activations, such as "BTC" or "TBC": one name for all slots, or by
-            slot, submodule or pattern. By default the model is tried to find them.
+            slot, submodule or pattern. By default they are found by running the model.
         config: the life of seeds and the limits of growth.
     """
 

@@ -165,6 +165,14 @@ def test_the_verdict_says_what_was_found(losses: tuple[float | None, ...], words
     assert words in demo.verdict(outcomes(*losses), is_interrupted=False)
 
 
+def test_the_verdict_of_a_very_short_run_says_that_compute_differs() -> None:
+    made = outcomes(2.0, 2.2, 1.9)
+    assert demo.verdict(made, is_interrupted=False).startswith("For the same compute")
+    *_, grown = made.values()
+    grown.curve[-1] = replace(grown.curve[-1], flops=1.5e9)
+    assert demo.verdict(made, is_interrupted=False).startswith("For 75% of the compute")
+
+
 def test_a_process_that_dies_costs_only_its_own_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

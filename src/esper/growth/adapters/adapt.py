@@ -34,10 +34,10 @@ from esper.leyline.errors import UsageError
 class Adapt:
     """Low-rank adapters on the weights of a frozen model, under a budget of trainable parameters.
 
-    Pairs of which both matrices train start at once, at the rank that an even budget buys. Over the
-    first few steps gradients are measured; then the rest of the budget goes where they ask for it,
-    weight by weight and rank by rank, in the directions that the gradients have. Later idle ranks
-    move. The model stays your own object; `bake()` merges the adapters into it.
+    Each adapter is a pair of matrices. Pairs that train both start at once, at the rank that an
+    even budget buys. Over the first few steps gradients are measured. The rest of the budget then
+    goes to the weights and directions with the largest gradients. With `total_steps`, useless
+    ranks move later. The model stays your own object; `bake()` merges the adapters into it.
 
         adapters = esper.Adapt(model, budget=20_000, total_steps=1_000)
         optimizer = torch.optim.AdamW(adapters.parameters(), lr=1e-3)

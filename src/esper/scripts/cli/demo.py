@@ -40,6 +40,8 @@ from esper.utils.files import atomic_write_bytes
 
 BUDGET = 1.2e12
 """Training FLOPs of every network: less than a minute on one core."""
+_SAME = 0.05
+"""Relative difference of training FLOPs up to which compute counts as equal."""
 PROMPT = "def "
 """Prompt from which every network writes text."""
 PICTURE = "depth.svg"
@@ -349,7 +351,10 @@ def verdict(outcomes: Outcomes, *, is_interrupted: bool) -> str:
     assert best.test_loss is not None
     change = 100.0 * (grown.test_loss / best.test_loss - 1.0)
     word = "lower" if change < 0 else "higher"
+    spent = grown.curve[-1].flops / best.curve[-1].flops
+    # Very short runs cannot be cut into windows of equal compute.
+    compute = "the same" if abs(spent - 1) <= _SAME else f"{spent:.0%} of the"
     return (
-        f"For the same compute the grown network has a test loss {abs(change):.1f} % {word} than "
+        f"For {compute} compute the grown network has a test loss {abs(change):.1f} % {word} than "
         f"the best static one ({best.name})."
     )
