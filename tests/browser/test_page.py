@@ -106,7 +106,7 @@ def test_a_deepened_run_has_a_lane_for_each_stack(
     lanes = page.locator("svg.lanes")
     expect(lanes).to_have_attribute("aria-label", holding("layers: 1 → 2 → 4 of 4 blocks awake"))
     expect(lanes.locator("rect.fossilized")).to_have_count(1 + 2 + 4)
-    expect(page.locator("#top")).to_contain_text("The rule schedule deepened a network on sources")
+    expect(page.locator("#top")).to_contain_text("The rule schedule deepened a network (sources)")
     expect(page.locator("#top")).to_contain_text("70 %")
     expect(page.locator("#garden")).to_contain_text("Blocks that sleep cost nothing")
     expect(page.locator("#decisions .body")).to_contain_text("1 to 2 blocks")

@@ -29,7 +29,7 @@ def test_a_proof_has_nothing_to_show(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_a_run_has_a_name(tmp_path: Path) -> None:
     growing(tmp_path / "one", epochs=1)
-    assert Catalog(tmp_path / "one").folder(".") == tmp_path / "one"
+    assert Catalog(tmp_path / "one").folder("one") == tmp_path / "one"
 
 
 def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:

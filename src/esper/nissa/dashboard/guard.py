@@ -227,7 +227,11 @@ class Catalog:
         return entry
 
     def _name(self, path: Path) -> str:
-        return storable_text(path.relative_to(self.root).as_posix())
+        """Return the path below the root; a run that is the root itself has its folder's name."""
+        inside = path.relative_to(self.root).as_posix()
+        own = self.root.resolve().name
+        is_free = inside == "." and own and not (self.root / own).exists()
+        return storable_text(own if is_free else inside)
 
 
 def _stamp(path: Path) -> object:

@@ -76,11 +76,11 @@ function tellGrowing({ run, progress }) {
   const stacks = garden?.data?.stacks ?? [];
   if (stacks.length) {
     const gain = tellGain(progress, "the static network whose blocks are all awake from the first step");
-    return `The rule ${run.controller} ${progress.state === "running" ? "deepens" : "deepened"} a network on ${run.task ?? "a model"}. ${stacks.map((stack) => stack.text).join("; ")}.${gain}`;
+    return `The rule ${run.controller} ${progress.state === "running" ? "deepens" : "deepened"} a network (${run.task ?? "a model"}). ${stacks.map((stack) => stack.text).join("; ")}.${gain}`;
   }
   const kept = garden?.data ? garden.data.seeds.filter((seed) => seed.fate === "fossilized").length : null;
   const who = run.controller ? `The controller ${run.controller}` : "A controller";
-  const what = `${who} ${progress.state === "running" ? "grows" : "grew"} a network on ${run.task ?? "a model"}`;
+  const what = `${who} ${progress.state === "running" ? "grows" : "grew"} a network (${run.task ?? "a model"})`;
   const grown = kept === null ? "" : kept ? `: ${kept} ${kept === 1 ? "seed was" : "seeds were"} kept so far` : ": nothing was kept so far";
   const gain = tellGain(progress, "which had the same start and data and only waits");
   return `${what}${progress.state === "finished" ? grown.replace(" so far", "") : grown}.${gain}`;
