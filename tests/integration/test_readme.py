@@ -15,6 +15,7 @@ from benchmarks.depth.cells import CELLS
 from benchmarks.depth.command import read_records
 from benchmarks.depth.verdict import geometric_mean, judge
 from tests.growth.depth.models import make_gpt, tokens
+from tests.pages import section
 from tests.plots import make_batches, make_net
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,23 @@ def test_the_saving_it_states_is_the_measured_one() -> None:
     stated = f"{mean:.2f} times the compute"
     assert stated in TEXT
     assert f"{min(ratios):.2f} to {max(ratios):.2f}" in TEXT
+
+
+def test_every_row_of_when_to_use_it_has_a_figure_and_leads_to_its_command() -> None:
+    table = section(TEXT, "When to use it, and when not")
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 7
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    parts = re.split(r"^## (.*)\n", results, flags=re.MULTILINE)[1:]
+    commands = {
+        heading.lower().replace(" ", "-").replace("?", ""): text
+        for heading, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+    for row in rows:
+        measured = row.strip("| ").split(" | ")[2]
+        assert re.search(r"\d", measured), row
+        (anchor, *_) = re.findall(r"\(docs/results\.md#([a-z-]+)\)", measured)
+        assert re.search(r"python -m benchmarks|esper prove", commands[anchor]), row
 
 
 def test_every_folder_of_the_package_has_its_line_in_the_tree() -> None:

@@ -214,8 +214,11 @@ class Grown:
     summary: RunSummary
     """Parameters, scores, and the life of every seed."""
     contributions: Contributions
-    """What the network would lose now without each seed, fossils included. That is not what a seed
-    has gained: a host trained without it would depend on it less. The twin measures the gain."""
+    """The score that the network would lose now without each seed, fossilized ones included.
+
+    It is not the gain of growing, because the host has learned to rely on its seeds. The twin
+    measures the gain.
+    """
     twin: nn.Module | None
     """The network that was trained without growing, if there is one and it differs; like the
     network itself, of its own best epoch or of the last."""

@@ -394,7 +394,7 @@ class Garden(nn.Module):
             return super().state_dict(*args, **kwargs)
 
     def follow(self, garden: Garden) -> None:
-        """From now on hold the same seeds as another garden, with weights of one's own.
+        """From now on hold the same seeds as another garden, with own weights.
 
         For averages of weights (EMA): a new seed starts as a copy, and one that is pruned there
         is pruned here. A `torch.optim.swa_utils.AveragedModel` calls this by itself.

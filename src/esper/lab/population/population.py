@@ -69,7 +69,7 @@ Tasks = str | Task | Sequence[str | Task]
 
 
 class Population(PopulationRows):
-    """Rows of evolving networks.
+    """Many networks that grow side by side; each is a row.
 
     Args:
         task: a task, or several; rows are shared out among them.

@@ -53,20 +53,20 @@ from esper.utils.settings import SettingChanges, change_settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What `esper.train` leaves behind."""
+    """The result of `esper.train`: its run folder, its best policy and its figures."""
 
     folder: Path
     """The run folder."""
     policy: Path
     """The best policy: a controller for `esper.grow`."""
     report: Path
-    """The page to read."""
+    """The report, an HTML page."""
     rounds: int
     """Rounds that were played."""
     last_round: Mapping[str, Any]
     """Figures of the last round, such as `return_mean` and `gain_mean`, as the store has them."""
     summary: Mapping[str, Any]
-    """The beginning and the end of the run in comparison, as in `summary.json`."""
+    """The first rounds of the run compared with the last, as in `summary.json`."""
 
 
 class TrainingRun(RecordedRun[Progress]):

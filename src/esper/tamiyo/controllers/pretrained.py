@@ -67,7 +67,7 @@ class Tamiyo:
     train_config: Mapping[str, Any] = field(default_factory=dict)
     """How it was trained."""
     results: Mapping[str, Any] = field(default_factory=dict)
-    """What it reached, compared with what."""
+    """Its scores, and the controllers that it was compared with."""
 
     @classmethod
     def from_pretrained(cls, name: str | Path = DEFAULT) -> Tamiyo:
