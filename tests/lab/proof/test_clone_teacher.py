@@ -36,11 +36,13 @@ def row(stages: list[SeedStage], blueprints: list[int], **changes: Any) -> RowVi
         **{"epoch": 5, "horizon": 20, "score": 0.0, "best_score": 0.0, "plateau_epochs": 0},
         "loss_history": [1.0] * 5,
         **{"stabilized": True, "rolled_back": False, "last_op": 0, "last_success": True},
+        **{"train_loss": 1.0, "flops": 100, "compute_budget": -1, "compute_spent": 0},
         **{"host_params": 100, "enabled": [True, True], "stage": [int(each) for each in stages]},
         **{"blueprint": blueprints, "algorithm": [0, 0], "alpha_mode": [int(AlphaMode.HOLD)] * 2},
         **{"alpha": [0.0, 0.0], "alpha_target": [1.0, 1.0], "epochs_in_stage": [1, 1]},
         **{"age": [9, 9], "copies": [0, 0]},
         **{"counterfactual_age": [0, 0], "contribution": [0.0, 0.0], "contribution_se": [0.0, 0.0]},
+        "seed_flops": [[10] * 4] * 2,
         **{"legal": [[True, True]] * OPS, "fits": [[True] * 4] * 2},
     }
     return RowView(**{**values, **changes})

@@ -129,7 +129,7 @@ WAIT = "wait"
 STATIC = "static"
 SCRATCH = "scratch"
 
-DRAWS_NOTHING = (WAIT, "plateau", "heuristic", "trial", "schedule", "greedy", "tamiyo")
+DRAWS_NOTHING = (WAIT, "plateau", "heuristic", "trial", "slope", "schedule", "greedy", "tamiyo")
 """Controllers whose actions in a row depend on that row's signals alone: one instance serves all
 members. Others, such as third-party ones, may depend on the row's number: each member has its
 own."""
@@ -248,6 +248,7 @@ KINDS = {
     "plateau": "a seed when the score has stopped rising, kept if it rose (plateau:patience=5)",
     "heuristic": "the hand-written rules, with settings or a file of them (heuristic:FILE)",
     "trial": "one seed at a time from the middle slot, kept if it contributes (trial:seeds=1)",
+    "slope": "doubles the depth of a stage when that pays per FLOP (slope:windows=4)",
     "schedule": "one schedule on every member (schedule:FILE)",
     "contextual": "a schedule by the task's descriptors, without feedback (contextual:FILE)",
     "privileged": "the schedule searched on the member itself (privileged:FILE)",

@@ -15,6 +15,7 @@ from esper.tamiyo.controllers.registry import (
     register_controller,
 )
 from esper.tamiyo.controllers.schedule import ScheduleController
+from esper.tamiyo.controllers.slope import SlopeConfig, SlopeController
 from esper.tamiyo.controllers.trial import TrialConfig, TrialController
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "LearnedController",
     "RandomController",
     "ScheduleController",
+    "SlopeConfig",
+    "SlopeController",
     "Tamiyo",
     "TamiyoController",
     "TrialConfig",
