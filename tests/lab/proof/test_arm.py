@@ -18,6 +18,9 @@ from tests.lab.proof.small import member
         ("slow=periodic:every=9", "slow", "periodic", "every=9"),
         ("heuristic:rest_epochs=2", "heuristic", "heuristic", "rest_epochs=2"),
         ("static", "static", "static", None),
+        ("depth:4", "depth 4", "depth", "4"),
+        ("depth:2,tuned", "depth 2, tuned", "depth", "2,tuned"),
+        ("deep=depth:8", "deep", "depth", "8"),
         ("scratch:heuristic", "scratch", "scratch", "heuristic"),
         ("plan=schedule:a/b=c.json", "plan", "schedule", "a/b=c.json"),
     ],
@@ -25,6 +28,12 @@ from tests.lab.proof.small import member
 def test_arms_as_people_write_them(text: str, name: str, kind: str, argument: str | None) -> None:
     spec = parse_arm(text)
     assert (spec.name, spec.kind, spec.argument) == (name, kind, argument)
+
+
+@pytest.mark.parametrize("text", ["depth", "depth:", "depth:0", "depth:two", "depth:2,slow"])
+def test_a_depth_is_a_number_of_blocks(text: str) -> None:
+    with pytest.raises(UsageError, match="depth:4,tuned to tune"):
+        parse_arm(text)
 
 
 def test_a_folder_is_a_policy_that_acts_greedily(tmp_path: Path) -> None:
