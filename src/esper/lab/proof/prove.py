@@ -417,6 +417,8 @@ def checksum(config: ProveConfig) -> str:
         "confidence": config.confidence,
         "limits": [config.play.param_limit, config.play.flop_limit],
         "horizon": config.play.horizon,
+        # The published checksums are older than the choice.
+        **({} if config.play.keep == "last" else {"keep": config.play.keep}),
         "population": _without(_NEWER_OF_POPULATIONS, population),
         "tasks": [
             [
