@@ -185,7 +185,10 @@ STATIC = "static"
 DEPTH = "depth"
 SCRATCH = "scratch"
 
-DRAWS_NOTHING = (WAIT, "plateau", "heuristic", "trial", "slope", "schedule", "greedy", "tamiyo")
+DRAWS_NOTHING = (
+    *(WAIT, "plateau", "heuristic", "trial", "slope", "schedule", "greedy", "tamiyo"),
+    *("frozen", "without_curves", "only_curves"),
+)
 """Controllers whose actions in a row depend on that row's signals alone: one instance serves all
 members. Others, such as third-party ones, may depend on the row's number: each member has its
 own."""
@@ -341,6 +344,9 @@ KINDS = {
     "privileged": "the schedule searched on the member itself (privileged:FILE)",
     "greedy": "a learned policy, its likeliest actions (greedy:FOLDER, or just the FOLDER)",
     "learned": "a learned policy that samples its actions (learned:FOLDER)",
+    "frozen": "a learned policy whose curves stay at their first values (frozen:FOLDER)",
+    "without_curves": "a learned policy that sees no curves (without_curves:FOLDER)",
+    "only_curves": "a learned policy that sees nothing but curves (only_curves:FOLDER)",
     "tamiyo": "the learned controller of Esper, or one in a folder (tamiyo:FOLDER)",
     "static": "hosts of 1, 1.5, 2 and 3 times the width, each at its own tuned learning rate",
     "depth": "4 blocks for each one of the host, from the start (depth:4, or depth:4,tuned)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from esper.tamiyo.controllers.ablated import FrozenCurves, OnlyCurves, WithoutCurves
 from esper.tamiyo.controllers.baselines import RandomController, WaitController
 from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.learned import LearnedController
@@ -21,8 +22,10 @@ from esper.tamiyo.controllers.trial import TrialConfig, TrialController
 __all__ = [
     "CONTROLLERS",
     "Choice",
+    "FrozenCurves",
     "HeuristicController",
     "LearnedController",
+    "OnlyCurves",
     "RandomController",
     "ScheduleController",
     "SlopeConfig",
@@ -32,6 +35,7 @@ __all__ = [
     "TrialConfig",
     "TrialController",
     "WaitController",
+    "WithoutCurves",
     "find_policy",
     "load_policy",
     "make_controller",
