@@ -78,7 +78,11 @@ class TaskConfig(HostMultiples, TrainingConfig):
         None, "Keep only this many training samples; all if empty.", minimum=1
     )
     label_noise: float = option(
-        0.0, "Share of the training labels replaced by another class.", minimum=0.0, maximum=1.0
+        0.0,
+        "Share of the training labels replaced by another class, or of the next tokens of a text "
+        "by another of its tokens.",
+        minimum=0.0,
+        maximum=1.0,
     )
     val_fraction: float = option(
         0.1, "Share of the training data set aside for validation.", above=0.0, maximum=0.9
