@@ -314,7 +314,7 @@ CIFAR_FAMILY = register_family(
 )
 
 
-_TEXT_NOISE = (0.0,)
+_TEXT_NOISE = (0.0, 0.3, 0.6)
 
 DEPTH_SMALL = register_family(
     Family(
@@ -323,29 +323,29 @@ DEPTH_SMALL = register_family(
         train=Draws(
             key="train",
             count=24,
-            data={"gpt": ("sources",)},
+            data={"gpt": ("sources", "sums", "chain")},
             width={"gpt": (24, 32)},
-            train_size=(0, 2_000),
+            train_size=(0, 4_000),
             label_noise=_TEXT_NOISE,
-            steps={"gpt": (500, 5_000)},
+            steps={"gpt": (600, 6_000)},
         ),
         select=Draws(
             key="select",
             count=12,
-            data={"gpt": ("sources",)},
+            data={"gpt": ("sources", "sums", "chain")},
             width={"gpt": (28,)},
-            train_size=(0, 4_000),
-            label_noise=(0.0,),
-            steps={"gpt": (500, 5_000)},
+            train_size=(0, 8_000),
+            label_noise=(0.0, 0.2, 0.5),
+            steps={"gpt": (600, 6_000)},
         ),
         claim_draws=Draws(
             key="",
             count=32,
-            data={"gpt": ("sources",)},
+            data={"gpt": ("sources", "sums", "chain", "links")},
             width={"gpt": (20, 26, 30)},
-            train_size=(0, 1_000, 3_000),
-            label_noise=(0.0,),
-            steps={"gpt": (500, 5_000)},
+            train_size=(0, 2_000, 6_000),
+            label_noise=(0.0, 0.1, 0.4),
+            steps={"gpt": (600, 6_000)},
         ),
         settings=arena.SETTINGS,
     )
