@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
-from esper.lab.proof.arm import ControllerArm, ScheduleArm, group_of, parse_arm, seed_of, waiting
+from esper.lab.proof.arm import (
+    ControllerArm,
+    ScheduleArm,
+    group_of,
+    parse_arm,
+    seed_of,
+    waiting,
+    weights_digest,
+)
 from esper.leyline.errors import UsageError
 from esper.tamiyo.controllers import new_policy, save_policy
 from tests.lab.proof.small import member
@@ -59,3 +68,23 @@ def test_only_what_draws_needs_a_controller_for_every_member() -> None:
     plan = ScheduleArm("plan", lambda member: ())
     assert group_of(plan, one) == group_of(waiting(), other)
     assert seed_of(drawing, one) != seed_of(drawing, other)
+
+
+def test_the_digest_of_an_arm_is_that_of_its_weights(tmp_path: Path) -> None:
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        save_policy(tmp_path / name, new_policy(seed=seed))
+    one, same, other = (
+        weights_digest(parse_arm(f"{kind}{tmp_path / name}"))
+        for kind, name in (("", "one"), ("learned:", "same"), ("", "other"))
+    )
+    assert one == same != other
+    assert len(one) == 64
+    (file,) = (tmp_path / "one").glob("*.safetensors")
+    assert one == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert weights_digest(parse_arm("tamiyo")) == weights_digest(parse_arm("tamiyo:tamiyo"))
+
+
+@pytest.mark.parametrize("text", ["wait", "heuristic"])
+def test_an_arm_without_weights_draws_no_claim(text: str) -> None:
+    with pytest.raises(UsageError, match="put a learned policy first"):
+        weights_digest(parse_arm(text))

@@ -121,3 +121,15 @@ def test_a_whole_episode_ends_with_what_the_schedule_asks_for() -> None:
     fossil = signals.stage == int(SeedStage.FOSSILIZED)
     assert fossil.tolist() == [[True, False], [False, False]]
     population.close()
+
+
+def test_a_teacher_doubles_a_block_as_often_as_the_schedule_has_come_to() -> None:
+    doubling = {"op": "germinate", "slot": "all", "blueprint": "norm"}
+    plan = parse_schedule([{**doubling, "epoch": 3}, {**doubling, "epoch": 6}], CONTEXT)
+    blending = SeedStage.BLENDING
+    for epoch, copies, wanted in ((2, 0, None), (3, 0, 1), (5, 1, None), (6, 1, 1), (9, 3, None)):
+        stage = blending if copies else EMPTY
+        seen = row([FOSSIL, stage], [NORM, NORM], epoch=epoch, copies=[3, copies])
+        choice = advise_row(seen, plan)
+        assert (choice["op"] == LifecycleOp.GERMINATE) == (wanted is not None), epoch
+        assert wanted is None or choice["slot"] == wanted

@@ -7,6 +7,7 @@ controller, so that hundreds of plans cost little more than one.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections import Counter
@@ -30,7 +31,7 @@ from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import ConfigError, UsageError, nearest
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.tamiyo.controllers import CONTROLLERS, find_policy, make_controller
+from esper.tamiyo.controllers import CONTROLLERS, find_controller, find_policy, make_controller
 from esper.utils.randomness import derive_seed
 
 # ---- Static networks: wider and deeper hosts, and grown architectures trained from scratch
@@ -384,6 +385,26 @@ def parse_arm(text: str) -> ArmSpec:
             )
         return ArmSpec(name or spec.rstrip("/").rpartition("/")[2], "greedy", spec)
     return ArmSpec(name or kind, kind, argument if colon else None)
+
+
+def weights_digest(spec: ArmSpec) -> str:
+    """Return the SHA-256 of the weights of a learned arm, which draws claim members."""
+    folder = None
+    if spec.kind == "tamiyo":
+        folder = find_controller(spec.argument or spec.kind)
+    elif spec.kind in ("greedy", "learned") and spec.argument:
+        folder = find_policy(spec.argument)
+    files = [] if folder is None else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UsageError(
+            f"arm {spec.name!r} has no weights, and the claim members follow from the SHA-256 of "
+            "those of the first arm; put a learned policy first, or write "
+            "--set members.claim_key=SHA256"
+        )
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def check_names(specs: Sequence[ArmSpec]) -> None:

@@ -57,7 +57,6 @@ from esper.lab.proof.results import (
 from esper.lab.proof.statistics import Floats, compare, log_ratios
 from esper.lab.tasks.family import FamilySplit, MemberChoice
 from esper.lab.tasks.member import AnyMember
-from esper.lab.tasks.task import descriptors
 from esper.leyline.config import Config, option
 from esper.leyline.errors import UsageError, unknown_name
 from esper.utils.settings import read_named
@@ -274,7 +273,7 @@ def make_arm(spec: ArmSpec) -> Arm:
         assert spec.argument is not None, "parse_arm asks for a file"
         document = read_named(spec.argument, "contextual schedule")
         rule = ContextualRule.from_mapping(document, spec.argument)
-        return ScheduleArm(spec.name, lambda member: rule.schedule(descriptors(member.task())))
+        return ScheduleArm(spec.name, lambda member: rule.schedule(member.descriptors()))
     if spec.kind == "privileged":
         return ScheduleArm(spec.name, _privileged(spec.argument or ""))
     return ControllerArm(spec.name, spec.controller)

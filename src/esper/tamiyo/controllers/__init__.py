@@ -7,7 +7,12 @@ from esper.tamiyo.controllers.baselines import RandomController, WaitController
 from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import find_policy, load_policy, new_policy, save_policy
-from esper.tamiyo.controllers.pretrained import Tamiyo, TamiyoController, shipped_names
+from esper.tamiyo.controllers.pretrained import (
+    Tamiyo,
+    TamiyoController,
+    find_controller,
+    shipped_names,
+)
 from esper.tamiyo.controllers.registry import (
     CONTROLLERS,
     Choice,
@@ -36,6 +41,7 @@ __all__ = [
     "TrialController",
     "WaitController",
     "WithoutCurves",
+    "find_controller",
     "find_policy",
     "load_policy",
     "make_controller",
