@@ -44,6 +44,7 @@ DEEPEST = 8.0
 SETTINGS: dict[str, Any] = {
     "play.param_limit": DEEPEST,
     "play.flop_limit": DEEPEST,
+    "play.keep": "best",
     "play.population.copies": True,
     "play.population.ablate_every": 20,
 }
