@@ -50,9 +50,14 @@ def tiny() -> Iterator[None]:
 
 
 def test_built_in_hosts_are_registered() -> None:
-    names = ("cnn", "residual", "mlp", "transformer")
-    assert set(names) <= set(HOSTS)
-    assert [HOSTS.get(name).topology for name in names] == ["cnn", "cnn", "vector", "sequence"]
+    topologies = {
+        "cnn": "cnn",
+        "residual": "cnn",
+        "mlp": "vector",
+        "transformer": "sequence",
+        "vit": "sequence",
+    }
+    assert {name: HOSTS.get(name).topology for name in topologies} == topologies
 
 
 @pytest.mark.usefixtures("tiny")

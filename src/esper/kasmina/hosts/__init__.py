@@ -18,6 +18,7 @@ from esper.kasmina.hosts.registry import (
     register_host,
 )
 from esper.kasmina.hosts.transformer import TransformerConfig, TransformerHost
+from esper.kasmina.hosts.vit import VitConfig, VitHost
 
 __all__ = [
     "HOSTS",
@@ -31,6 +32,8 @@ __all__ = [
     "ResidualHost",
     "TransformerConfig",
     "TransformerHost",
+    "VitConfig",
+    "VitHost",
     "build_host",
     "doubling",
     "host_slots",
