@@ -17,6 +17,7 @@ from esper.kasmina.hosts.registry import (
     pick_slots,
     register_host,
 )
+from esper.kasmina.hosts.resnet import ResnetConfig, ResnetHost
 from esper.kasmina.hosts.transformer import TransformerConfig, TransformerHost
 from esper.kasmina.hosts.vit import VitConfig, VitHost
 
@@ -30,6 +31,8 @@ __all__ = [
     "MlpHost",
     "ResidualConfig",
     "ResidualHost",
+    "ResnetConfig",
+    "ResnetHost",
     "TransformerConfig",
     "TransformerHost",
     "VitConfig",
