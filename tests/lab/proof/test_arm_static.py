@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from esper.kasmina.hosts import BuiltInSeed, TransformerConfig
+from esper.kasmina.hosts import BuiltInSeed, ResnetConfig, TransformerConfig, VitConfig
 from esper.lab.proof.arm import DepthArm, commonest, deepened, from_scratch, widened
 from esper.lab.tasks.member import GivenMember
 from esper.lab.tasks.task import Task, get_task
@@ -30,6 +30,19 @@ def test_heads_still_divide_the_width() -> None:
     wide = widened(task, 1.5, 0.1).config.host_options
     assert wide.dim == pytest.approx(1.5 * task.config.host_options.dim, rel=0.05)
     assert wide.dim % wide.heads == 0
+
+
+def test_stages_and_patches_are_widened() -> None:
+    stages = ResnetConfig(channels=(4, 7), in_channels=1)
+    patches = VitConfig(dim=12, heads=3, image_size=8, in_channels=1)
+    for host, options, wide in (
+        ("resnet", stages, stages.replace(channels=(6, 10))),
+        ("vit", patches, patches.replace(dim=18)),
+    ):
+        task = get_task("digits", host=host, host_options=options)
+        widened_task = widened(task, 1.5, 0.1)
+        assert widened_task.config.host_options == wide
+        assert widened_task.host_parameters > task.host_parameters
 
 
 def test_a_host_without_a_width_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
