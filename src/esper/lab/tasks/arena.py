@@ -21,23 +21,25 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from esper.kasmina.flops import PASSES_OF_TRAINING
-from esper.kasmina.hosts import TransformerConfig
+from esper.kasmina.hosts import ResnetConfig, TransformerConfig, VitConfig
 from esper.lab.tasks.task import Task, TaskConfig, get_task
 from esper.leyline.config import Config
 from esper.utils.randomness import generator
 
-NetworkKind = Literal["gpt"]
-HOSTS_OF: dict[NetworkKind, str] = {"gpt": "transformer"}
+NetworkKind = Literal["resnet", "vit", "gpt"]
+HOSTS_OF: dict[NetworkKind, str] = {"resnet": "resnet", "vit": "vit", "gpt": "transformer"}
 assert set(HOSTS_OF) == set(get_args(NetworkKind))
 
-RATES: dict[NetworkKind, float] = {"gpt": 4e-3}
-"""Learning rate of AdamW by kind of network (research/arena)."""
+RATES: dict[NetworkKind, float] = {"resnet": 1e-2, "vit": 4e-3, "gpt": 4e-3}
+"""Learning rate of AdamW by kind of network."""
 
 HORIZON = 60
 """Decisions of a run, at equal shares of its budget."""
 BATCH = 16
-VALIDATION_SAMPLES: dict[NetworkKind, int] = {"gpt": 128}
+VALIDATION_SAMPLES: dict[NetworkKind, int] = {"resnet": 512, "vit": 512, "gpt": 128}
 """Samples that end an epoch; a text has 64 predictions in each."""
+_TEXT_SHARES = {"val_fraction": 0.03, "test_fraction": 0.03}
+"""A text has tens of thousands of windows; these shares are enough to score it."""
 DEEPEST = 8.0
 """Largest network, as a multiple of the one that a member starts with: one block becomes eight."""
 
@@ -139,9 +141,7 @@ class DepthMember:
             optimizer="adamw",
             learning_rate=self.learning_rate,
             weight_decay=0.05,
-            # A text has hundreds of thousands of windows; these are enough to score it.
-            val_fraction=0.03,
-            test_fraction=0.03,
+            **(_TEXT_SHARES if self.kind == "gpt" else {}),
             schedule="wsd",
             warmup=0.02,
             decay=0.2,
@@ -165,10 +165,19 @@ class DepthMember:
         }
 
     def _host_options(self) -> Config:
-        _, width, _, (context,), classes = self.architecture
-        return TransformerConfig(
-            vocab=classes, dim=width, heads=2, layers=1, context=context, segments=1
-        )
+        _, width, stages, shape, classes = self.architecture
+        if self.kind == "gpt":
+            (context,) = shape
+            return TransformerConfig(
+                vocab=classes, dim=width, heads=2, layers=1, context=context, segments=1
+            )
+        channels, side = shape[0], min(shape[1:])
+        if self.kind == "vit":
+            return VitConfig(
+                image_size=side, patch=2, in_channels=channels, dim=width, num_classes=classes
+            )
+        widths = tuple(width * 2**stage for stage in range(stages))
+        return ResnetConfig(channels=widths, in_channels=channels, num_classes=classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +240,7 @@ class Draws:
             kind=kind,
             data=draw(self.data[kind]),
             width=draw(self.width[kind]),
-            stages=draw(self.stages),
+            stages=draw(self.stages) if kind == "resnet" else 1,
             classes=draw(self.classes) if is_image else (),
             train_size=draw(self.train_size),
             label_noise=draw(self.label_noise),

@@ -351,6 +351,54 @@ DEPTH_SMALL = register_family(
     )
 )
 
+_ALL: tuple[int, ...] = ()
+
+DEPTH_FAMILY = register_family(
+    Family(
+        name="depth_family",
+        summary="Residual CNNs and transformers for text of one block under a budget of compute.",
+        train=Draws(
+            key="train",
+            count=48,
+            data={"resnet": (Cifar16.name, Digits.name), "gpt": ("sources", "sums", "chain")},
+            width={"resnet": (8, 12), "gpt": (24, 32)},
+            stages=(1, 2),
+            classes=(_ALL, EVEN),
+            train_size=(0, 1_000, 500),
+            label_noise=_TEXT_NOISE,
+            steps={"resnet": (2_000, 40_000), "gpt": (600, 12_000)},
+        ),
+        select=Draws(
+            key="select",
+            count=16,
+            data={"resnet": (Cifar16.name, Digits.name), "gpt": ("sources", "sums", "chain")},
+            width={"resnet": (10,), "gpt": (28,)},
+            stages=(1, 2),
+            classes=(_ALL, ODD),
+            train_size=(0, 800),
+            label_noise=(0.0, 0.2, 0.5),
+            steps={"resnet": (2_000, 40_000), "gpt": (600, 12_000)},
+        ),
+        # Vision transformers, Fashion-MNIST and links are in claim alone.
+        claim_draws=Draws(
+            key="",
+            count=36,
+            data={
+                "resnet": (Cifar16.name, Fashion14.name),
+                "vit": (Cifar16.name, Fashion14.name),
+                "gpt": ("sources", "sums", "chain", "links"),
+            },
+            width={"resnet": (6, 9, 14), "vit": (24, 32), "gpt": (20, 26, 30)},
+            stages=(1, 2),
+            classes=(_ALL, EVEN, ODD),
+            train_size=(0, 2_000, 700),
+            label_noise=(0.0, 0.1, 0.4),
+            steps={"resnet": (2_000, 40_000), "vit": (2_000, 40_000), "gpt": (600, 12_000)},
+        ),
+        settings=arena.SETTINGS,
+    )
+)
+
 
 # ---- Which members a proof, a search or a clone plays
 
