@@ -16,7 +16,7 @@ from statistics import fmean
 from esper.lab.proof.choose import Ratios, Table, best_by_likeness, best_single, read_table
 from esper.lab.proof.results import RESULTS_FILE, ResultFile
 from esper.lab.tasks import get_family
-from esper.lab.tasks.task import descriptors
+from esper.lab.tasks.member import descriptors
 
 PRICES = (0.0, 0.01, 0.02, 0.05)
 MOST = (1, 2, 3, 10)

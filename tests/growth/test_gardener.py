@@ -743,7 +743,7 @@ def test_garden_and_optimizer_are_all_that_a_trainer_has_to_save(tmp_path: Path)
     assert same(second.garden.state_dict(), whole.garden.state_dict())
 
 
-@pytest.mark.parametrize("controller", ["trial", "heuristic", "tamiyo", "plateau"])
+@pytest.mark.parametrize("controller", ["trial", "heuristic", "tamiyo", "plateau", "slope"])
 def test_a_controllers_memory_comes_back_from_the_optimizer_as_it_was(controller: str) -> None:
     gardener, _ = drive(controller, 3, horizon=14)
     assert gardener.carried is not None

@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from esper.growth.gardener import Gardener
+from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.costs import row_costs
 from esper.kasmina.garden import Garden
 from esper.kasmina.lifecycle import GardenConfig, LifecycleConfig
@@ -135,6 +138,31 @@ def stir(garden: Garden, slot: str) -> None:
     with torch.no_grad():
         for parameter in garden.slot_parameters(slot):
             parameter += 0.3 * torch.randn_like(parameter)
+
+
+def assert_copies_train(host: nn.Module, slot: str, x: Tensor, *, learning_rate: float) -> None:
+    """Check that 1, 2, 4 and 8 times the blocks in front of a slot learn, as copies."""
+    config = quick_config(lifecycle={"rules": {"min_prune_age": 0}})
+    garden = Garden(host, [slot], x, config=config)
+    optimizer = Gardener(garden, "wait").optimizer(torch.optim.SGD, lr=learning_rate, momentum=0.9)
+    labels = torch.arange(len(x)) % 3
+    for copies in (0, 1, 3, 7):
+        if copies:
+            result = garden.germinate(slot, KIN)
+            assert result, result.reason
+        assert garden.slots[slot].copies == copies
+        losses = []
+        for _ in range(8):
+            loss = functional.cross_entropy(garden(x), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0], (copies, losses)
+        for name, parameter in garden.named_parameters():
+            assert parameter.grad is not None, (copies, name)
+            assert bool(parameter.grad.isfinite().all()), (copies, name)
+            assert bool(parameter.grad.any()), (copies, name)
 
 
 def one_slot(stage: SeedStage, **fields: Any) -> SlotState:

@@ -23,7 +23,15 @@ RUN = {"host_flops": 10, "samples_per_epoch": 100, "batch_samples": 20, "val_sam
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [(2e12, 2e12), (5, 5.0), ("2e12", 2e12), ("10x", "10x"), (" 0.5X ", "0.5x")]
+    ("given", "meant"),
+    [
+        (2e12, 2e12),
+        (5, 5.0),
+        ("2e12", 2e12),
+        ("10x", "10x"),
+        (" 0.5X ", "0.5x"),
+        ("3.3333333333333335x", "3.3333333333333335x"),
+    ],
 )
 def test_a_budget_is_flops_or_a_multiple(given: float | str, meant: float | str) -> None:
     assert parse_budget(given) == meant

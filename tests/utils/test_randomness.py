@@ -14,6 +14,7 @@ from esper.utils.randomness import (
     random_words,
     restore_random_states,
     seeded,
+    words_at,
 )
 
 KEYS = st.lists(st.one_of(st.integers(-(2**70), 2**70), st.text(max_size=5)), max_size=4)
@@ -138,6 +139,15 @@ def test_words_depend_on_seed_and_index_alone() -> None:
     assert together.shape == (5, 1000)
     for row, seed in enumerate(seeds):
         assert torch.equal(random_words(seed[None], 600)[0], together[row, :600])
+
+
+def test_words_at_any_places_are_those_words() -> None:
+    seed = derive_seed("places")
+    words = random_words(torch.tensor([seed]), 1000)[0]
+    places = torch.tensor([[3, 999], [0, 3]])
+    assert torch.equal(words_at(seed, places), words[places])
+    far = 1 << 31
+    assert int(words_at(seed, torch.tensor(far))) == int(random_words(torch.tensor([seed]), 1, far))
 
 
 def test_words_are_spread_evenly_and_every_bit_of_a_seed_counts() -> None:

@@ -20,6 +20,7 @@ from esper.simic.agent.config import PerHead
 from esper.simic.training.config import FIXED_SETTINGS, TrainConfig
 from esper.tamiyo.controllers.baselines import PeriodicConfig, PlateauConfig
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
+from esper.tamiyo.controllers.slope import SlopeConfig
 from esper.tamiyo.controllers.trial import TrialConfig
 from esper.utils.settings import changed_settings
 
@@ -68,6 +69,7 @@ _CONTROLLERS: tuple[tuple[str, type[Config]], ...] = (
     ("plateau", PlateauConfig),
     ("periodic", PeriodicConfig),
     ("trial", TrialConfig),
+    ("slope", SlopeConfig),
 )
 
 _SHARED_PARTS = """\

@@ -46,7 +46,11 @@ def parse_budget(value: float | str) -> float | str:
             "budget must be a number of FLOPs, such as 2e12, or a multiple of what the host would "
             f"take for all epochs, such as '10x', got {value!r}"
         )
-    return f"{number:g}x" if is_multiple else number
+    if not is_multiple:
+        return number
+    # All digits, but no more than there are: 10.0 is "10x".
+    short = f"{number:g}"
+    return f"{short}x" if float(short) == number else f"{number!r}x"
 
 
 def count_budget(

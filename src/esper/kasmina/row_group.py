@@ -60,7 +60,7 @@ from esper.leyline.stages import SeedStage
 from esper.utils.process import Pending
 from esper.utils.storage import check_like, check_range
 
-Remembered = TypeVar("Remembered", SlotState, TrackerState, GovernorState, Measured)
+Remembered = TypeVar("Remembered", SlotState, TrackerState, GovernorState, Measured, Signals)
 
 Measure = Callable[[Tensor, Tensor | None], Pending[Measured]]
 """(participating seeds bool [R, S], rows bool [R] or None for all) -> what the rows show."""

@@ -35,6 +35,8 @@ class Why(StrEnum):
     RESTING = "a seed had just been pruned"
     TOO_LATE = "too few epochs were left for a seed"
     FULL = "no slot could take a seed"
+    STEEP = "a deeper network would not have paid yet"
+    RISING = "its loss was rising"
     DEVELOPING = "a seed was developing"
     LEARNED = "it expected nothing from a seed"
     SHORT_RUN = "the run is much shorter than those it has learned in"
@@ -52,6 +54,8 @@ ADVICE: dict[Why, str] = {
     "there are none, a learned controller keeps its own) or name more slots",
     Why.LEARNED: "train for more epochs, or let a rule decide (controller='trial')",
     Why.SHORT_RUN: "train for more epochs, or let a rule decide (controller='trial')",
+    Why.STEEP: "train for more epochs: depth pays once the loss falls slowly",
+    Why.RISING: "train on more data: a deeper network learns what there is by heart even sooner",
     Why.DEVELOPING: "train for more epochs: the last seed had not been blended in",
 }
 

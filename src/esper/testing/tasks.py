@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from esper.kasmina.hosts.registry import HOSTS, build_host, host_slots
 from esper.kasmina.slots.probe import hooked
 from esper.lab.tasks.family import FamilySplit, get_family
-from esper.lab.tasks.member import TRAIN_SIZES
+from esper.lab.tasks.member import TRAIN_SIZES, Member
 from esper.lab.tasks.splits import SPLITS
 from esper.lab.tasks.task import DataPath, Task, TaskConfig, get_task
 from esper.leyline.config import Config
@@ -175,7 +175,8 @@ def check_family(name: str, data_path: DataPath | None = None) -> None:
         member = next(each for each in every if each.architecture == architecture)
         task = member.task()
         check_host(task.config.host, task.config.host_options, task.example_input(2))
-    for data in dict.fromkeys(member.data for member in every):
+    sizes = [member for member in every if isinstance(member, Member)]
+    for data in dict.fromkeys(member.data for member in sizes):
         found = get_task(data).load(data_path).size("train")
         if found != TRAIN_SIZES[data]:
             raise UsageError(

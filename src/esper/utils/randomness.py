@@ -45,9 +45,13 @@ def random_words(seeds: Tensor, count: int, first: int = 0) -> Tensor:
     Word i of a seed is a hash of both. CPU and GPU give the same bits, for one seed or for many at
     once, and there is no generator state to save.
     """
-    index = torch.arange(first, first + count, device=seeds.device) * 0x9E37_79B9
-    low, high = seeds[:, None] & _WORD, (seeds[:, None] >> 32) & _WORD
-    return _mix((_mix((index + low) & _WORD) + high) & _WORD)
+    return words_at(seeds[:, None], torch.arange(first, first + count, device=seeds.device))
+
+
+def words_at(seeds: Tensor | int, indices: Tensor) -> Tensor:
+    """Return the words of `random_words` at any indices; both int64, broadcast together."""
+    low, high = seeds & _WORD, (seeds >> 32) & _WORD
+    return _mix((_mix((indices * 0x9E37_79B9 + low) & _WORD) + high) & _WORD)
 
 
 def random_orders(seeds: Tensor, count: int) -> Tensor:

@@ -80,7 +80,7 @@ def test_no_batch_norm_and_no_conv_bias() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"channels": ()}, "at least one block"),
+        ({"channels": ()}, "at least one width"),
         ({"channels": (4, 0)}, r"channels\[1\] must be at least 1"),
         ({"kernel_size": 2}, "must be odd"),
         ({"pool_layers": 4}, "at most the number of blocks, 3"),

@@ -69,5 +69,5 @@ def test_no_sample_depends_on_the_rest_of_the_batch() -> None:
 
 
 def test_empty_channels_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at least one block"):
+    with pytest.raises(ConfigError, match="at least one width"):
         ResidualConfig(channels=())

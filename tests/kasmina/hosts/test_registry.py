@@ -50,9 +50,15 @@ def tiny() -> Iterator[None]:
 
 
 def test_built_in_hosts_are_registered() -> None:
-    names = ("cnn", "residual", "mlp", "transformer")
-    assert set(names) <= set(HOSTS)
-    assert [HOSTS.get(name).topology for name in names] == ["cnn", "cnn", "vector", "sequence"]
+    topologies = {
+        "cnn": "cnn",
+        "residual": "cnn",
+        "resnet": "cnn",
+        "mlp": "vector",
+        "transformer": "sequence",
+        "vit": "sequence",
+    }
+    assert {name: HOSTS.get(name).topology for name in topologies} == topologies
 
 
 @pytest.mark.usefixtures("tiny")
@@ -129,6 +135,7 @@ def test_pick_slots_sorts_and_defaults_to_row_zero() -> None:
     [
         ("cnn", {"channels": [4, 32]}, (3, 5, 3, 8, 8)),
         ("residual", {"channels": [4, 8]}, (3, 5, 3, 8, 8)),
+        ("resnet", {"channels": [4, 8]}, (3, 5, 3, 8, 8)),
         ("mlp", {"in_features": 6, "hidden": [4, 4]}, (3, 5, 6)),
     ],
 )

@@ -19,7 +19,7 @@ from esper.lab.population.batches import (
     stack_normalisation,
 )
 from esper.lab.tasks import DataCache, get_task
-from esper.lab.tasks.dataset import TaskData
+from esper.lab.tasks.dataset import TaskData, choose_data
 from esper.lab.tasks.request import TrainingBatches
 from esper.lab.tasks.task import Task
 from tests.lab.population.tiny_tasks import MIXED, TinyImages, TinyText
@@ -100,6 +100,36 @@ def test_rows_of_one_source_have_their_own_part_of_it_and_their_own_labels() -> 
     for row, (each, key) in enumerate(zip(data, keys, strict=True)):
         assert_batches(batches(samples, plan, row), alone(each, key, (1, 2, 1, 1)[row]))
     assert len(plan.indices[1].unique()) <= 15
+
+
+def test_rows_of_text_have_their_own_wrong_tokens() -> None:
+    shelf = DataCache()
+    plain, noisy, few, other = (
+        shelf.load(TinyText(TinyText.defaults.replace(**changes)))
+        for changes in (
+            {},
+            {"label_noise": 0.5},
+            {"label_noise": 0.2, "train_size": 20},
+            {"label_noise": 0.3, "val_fraction": 0.2},
+        )
+    )
+    # Another source, of another alphabet.
+    shifted = {split: x + 1 for split, x in other.splits.samples.items()}
+    other = choose_data(
+        dataclasses.replace(other.splits, samples=shifted), samples_per_step=18, label_noise=0.3
+    )
+    data = [noisy, plain, few, other]
+    keys = [*KEYS, 7]
+    samples, plan = draw(data, [2, 1, 1, 3], keys)
+    for row, (each, key) in enumerate(zip(data, keys, strict=True)):
+        expected = alone(each, key, (2, 1, 1, 3)[row])
+        assert_batches(batches(samples, plan, row), expected)
+        x, y = (torch.cat(parts) for parts in zip(*expected, strict=True))
+        assert torch.equal(x[:, 1:], y[:, :-1]) == (each is plain)
+    some = plan.of(torch.tensor([3, 0]))
+    assert_batches(batches(samples, some, 0), batches(samples, plan, 3))
+    assert_batches(batches(samples, some, 1), batches(samples, plan, 0))
+    assert RowSamples([plain] * 2, [1, 2])._wrong_tokens is None
 
 
 def test_rows_of_several_sources_lie_in_one_tensor() -> None:

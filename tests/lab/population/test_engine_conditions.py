@@ -141,6 +141,44 @@ def test_a_row_in_a_stack_is_the_row_alone(
         assert torch.allclose(together.test_scores(), expected.double(), atol=1e-6)
 
 
+class OtherText(TinyText):
+    """Other text, in another alphabet."""
+
+    name = "other_text"
+
+    def read(self, data_path: DataPath | None) -> Source:
+        source = super().read(data_path)
+        return dataclasses.replace(source, x=np.clip(source.x[:, ::-1], 2, 5))
+
+
+TEXTS = [
+    tiny(TinyText),
+    tiny(TinyText, label_noise=0.5),
+    tiny(TinyText, label_noise=0.2, train_size=30),
+    tiny(OtherText, label_noise=0.3),
+]
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "workers", "stacked"])
+def test_wrong_tokens_of_a_row_are_the_same_in_every_strategy(strategy: Strategy) -> None:
+    def lived(tasks: Sequence[Task], strategy: Strategy = "sequential") -> Population:
+        population = make(tasks, strategy)
+        population.reset()
+        for choice in (germinate("norm"), advance(), advance()):
+            do(population, *[choice] * population.rows)
+        return population
+
+    with populations(lived(TEXTS, strategy)) as (together,):
+        assert [group.rows for group in together.groups] == [len(TEXTS)]
+        for row, task in enumerate(TEXTS):
+            with populations(lived([task])) as (single,):
+                if strategy == "stacked":
+                    assert_rows_agree(together, single, 1e-9, {row: 0})
+                else:
+                    assert same(row_tree(together, row), row_tree(single, 0))
+        assert len({float(loss) for loss in together.groups[0].train_loss}) == len(TEXTS)
+
+
 def test_every_condition_makes_a_difference(alone: dict[str, dict[str, Any]]) -> None:
     plain = alone["plain"]["weights"]["host"]
     for name in CONDITIONS:

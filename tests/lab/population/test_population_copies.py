@@ -19,7 +19,9 @@ from esper.kasmina.hosts import (
     HOSTS,
     BuiltInSeed,
     GrownConfig,
+    ResnetConfig,
     TransformerHost,
+    VitConfig,
     build_host,
     register_host,
 )
@@ -117,7 +119,7 @@ def text(**settings: Any) -> Task:
 
 def images(shifts: bool = False, **settings: Any) -> Task:
     host = {"host": "stages", "host_options": StagesConfig(shifts=shifts)}
-    return TinyImages(TinyImages.defaults.replace(**host, **settings))
+    return TinyImages(TinyImages.defaults.replace(**{**host, **settings}))
 
 
 def prune(slot: int = 0, speed: int = 0) -> Choice:
@@ -143,9 +145,14 @@ LIFE: list[list[Choice]] = [
     [germinate("kin"), WAIT, WAIT, WAIT],
 ]
 
+RESNET = ResnetConfig(channels=(4, 4), in_channels=1, num_classes=3)
+VIT = VitConfig(dim=8, layers=2, segments=2, image_size=6, patch=2, in_channels=1, num_classes=3)
+
 TASKS = {
     "text": lambda: text(**ADAMW, **OWN_RATES),
     "images": images,
+    "resnet": lambda: images(host="resnet", host_options=RESNET),
+    "vit": lambda: images(host="vit", host_options=VIT, **ADAMW),
     "text with a budget": lambda: text(learning_rate=0.02, budget="4x"),
     "images with a budget": lambda: images(**ADAMW, budget="12x"),
 }

@@ -78,6 +78,21 @@ def test_rows_in_actors_are_the_same_and_outlive_them() -> None:
     remote.close()
 
 
+def test_kept_networks_outlive_an_actor() -> None:
+    task, cluster = get_task("digits", horizon=3), FakeCluster(2)
+    remote = RayPopulation(cluster, task, ROWS, 5, "cpu", row_seeds=SEEDS)
+    remote.reset()
+    kept = remote.test_scores()
+    remote.keep_networks(torch.tensor([True, False, True]))
+    remote.step(placeholder_actions(ROWS))
+    cluster.lost = {0}
+    last = remote.test_scores()
+    remote.bring_back()
+    cluster.lost = {1}
+    assert remote.test_scores().tolist() == [kept[0], last[1], kept[2]]
+    remote.close()
+
+
 def test_actors_whose_tasks_have_fewer_slots_fit_in_with_the_others() -> None:
     # One row each, so that the actors have different tasks: of two slots and of three.
     tasks = [

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from esper.kasmina.blueprints import BLUEPRINTS
+from esper.kasmina.hosts.cnn import StandardisedConv
+from esper.kasmina.hosts.resnet import PreActivationBlock
+from esper.kasmina.hosts.transformer import AttentionLayer
 from esper.lab.population.vmap_rules import install_vmap_rules
 
 
@@ -27,6 +30,8 @@ MODULES: list[nn.Module] = [
     nn.AvgPool2d(2),
     Halved(3, 6),
     nn.Sequential(nn.Conv2d(6, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2)),
+    StandardisedConv(6, 4),
+    PreActivationBlock(6),
     BLUEPRINTS.get("conv_light").build(6, "cnn"),
     BLUEPRINTS.get("bottleneck").build(6, "cnn"),
 ]
@@ -72,6 +77,55 @@ def test_outside_of_vmap_nothing_changes() -> None:
     for module in MODULES:
         short = install_vmap_rules(copy.deepcopy(module.double()))
         assert torch.equal(short(x), module(x))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, 2, None])
+def test_attention_of_hosts_leaves_vmap(dim: int | None, causal: bool) -> None:
+    """Otherwise it would warn, as PyTorch has no rule for it on a CPU."""
+    plain = AttentionLayer(6, 2, causal=causal).double()
+    short = install_vmap_rules(copy.deepcopy(plain))
+    parameters = {
+        name: torch.randn(3, *p.shape, dtype=torch.float64, requires_grad=True)
+        for name, p in plain.named_parameters()
+    }
+    x = torch.randn(3, 5, 4, 6, dtype=torch.float64)
+    rows = [
+        functional_call(
+            plain, {k: v[r] for k, v in parameters.items()}, (x[0 if dim is None else r],)
+        )
+        for r in range(3)
+    ]
+    out = run(short, parameters, x[0] if dim is None else x.movedim(0, dim), dim)
+    torch.testing.assert_close(out, torch.stack(rows), rtol=1e-12, atol=1e-12)
+    wanted = list(parameters.values())
+    results = (torch.autograd.grad(one.square().sum(), wanted) for one in (out, torch.stack(rows)))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_attention_with_dropout_draws_on() -> None:
+    layer = AttentionLayer(6, 2, causal=True, dropout=0.5)
+    short = install_vmap_rules(copy.deepcopy(layer))
+    x = torch.randn(2, 4, 6)
+    torch.manual_seed(0)
+    expected = layer(x)
+    torch.manual_seed(0)
+    assert torch.equal(short(x), expected)
+
+
+def test_the_kernel_of_convolutions_is_given_standardised_filters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("esper.lab.population.vmap_rules.has_kernels", lambda x: True)
+    x = torch.randn(2, 6, 4, 4)
+    for conv in (StandardisedConv(6, 4), nn.Conv2d(6, 4, 3, padding=1)):
+        short = install_vmap_rules(copy.deepcopy(conv))
+        # Outside of `vmap` the kernel's function is PyTorch's convolution.
+        monkeypatch.setattr(nn.Conv2d, "forward", None)
+        found = short(x)
+        monkeypatch.undo()
+        assert torch.equal(found, conv(x))
 
 
 def test_a_pool_that_also_returns_entries_is_left_alone() -> None:

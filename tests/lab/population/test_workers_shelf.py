@@ -12,6 +12,7 @@ from esper.lab.population.engine import Condition, StrategyError
 from esper.lab.population.worker_pool import _Worker, pack_condition, unpack_condition
 from esper.lab.population.workers import WorkerShelf
 from esper.lab.tasks import DataCache
+from esper.lab.tasks.dataset import choose_data
 from tests.lab.population.tiny_tasks import TinyImages, TinyText
 
 
@@ -80,6 +81,13 @@ def test_what_arrives_is_what_was_sent() -> None:
     text = TinyText()
     tokens = Condition(text, text.load())
     assert unpack_condition(pack_condition(tokens), tokens.data.splits)[2].kind == "tokens"
+    noisy = Condition(text, choose_data(tokens.data.splits, label_noise=0.5))
+    arrived = unpack_condition(pack_condition(noisy), noisy.data.splits)[2]
+    indices = noisy.data.indices("train")
+    for sent, found in zip(
+        noisy.data.batch("train", indices), arrived.batch("train", indices), strict=True
+    ):
+        assert torch.equal(sent, found)
 
 
 def test_what_cannot_travel_is_refused_and_leaves_nothing_behind() -> None:

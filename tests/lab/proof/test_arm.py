@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
-from esper.lab.proof.arm import ControllerArm, ScheduleArm, group_of, parse_arm, seed_of, waiting
+from esper.lab.proof.arm import (
+    ControllerArm,
+    ScheduleArm,
+    group_of,
+    parse_arm,
+    seed_of,
+    waiting,
+    weights_digest,
+)
 from esper.leyline.errors import UsageError
 from esper.tamiyo.controllers import new_policy, save_policy
 from tests.lab.proof.small import member
@@ -18,6 +27,9 @@ from tests.lab.proof.small import member
         ("slow=periodic:every=9", "slow", "periodic", "every=9"),
         ("heuristic:rest_epochs=2", "heuristic", "heuristic", "rest_epochs=2"),
         ("static", "static", "static", None),
+        ("depth:4", "depth 4", "depth", "4"),
+        ("depth:2,tuned", "depth 2, tuned", "depth", "2,tuned"),
+        ("deep=depth:8", "deep", "depth", "8"),
         ("scratch:heuristic", "scratch", "scratch", "heuristic"),
         ("plan=schedule:a/b=c.json", "plan", "schedule", "a/b=c.json"),
     ],
@@ -25,6 +37,12 @@ from tests.lab.proof.small import member
 def test_arms_as_people_write_them(text: str, name: str, kind: str, argument: str | None) -> None:
     spec = parse_arm(text)
     assert (spec.name, spec.kind, spec.argument) == (name, kind, argument)
+
+
+@pytest.mark.parametrize("text", ["depth", "depth:", "depth:0", "depth:two", "depth:2,slow"])
+def test_a_depth_is_a_number_of_blocks(text: str) -> None:
+    with pytest.raises(UsageError, match="depth:4,tuned to tune"):
+        parse_arm(text)
 
 
 def test_a_folder_is_a_policy_that_acts_greedily(tmp_path: Path) -> None:
@@ -50,3 +68,23 @@ def test_only_what_draws_needs_a_controller_for_every_member() -> None:
     plan = ScheduleArm("plan", lambda member: ())
     assert group_of(plan, one) == group_of(waiting(), other)
     assert seed_of(drawing, one) != seed_of(drawing, other)
+
+
+def test_the_digest_of_an_arm_is_that_of_its_weights(tmp_path: Path) -> None:
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        save_policy(tmp_path / name, new_policy(seed=seed))
+    one, same, other = (
+        weights_digest(parse_arm(f"{kind}{tmp_path / name}"))
+        for kind, name in (("", "one"), ("learned:", "same"), ("", "other"))
+    )
+    assert one == same != other
+    assert len(one) == 64
+    (file,) = (tmp_path / "one").glob("*.safetensors")
+    assert one == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert weights_digest(parse_arm("tamiyo")) == weights_digest(parse_arm("tamiyo:tamiyo"))
+
+
+@pytest.mark.parametrize("text", ["wait", "heuristic"])
+def test_an_arm_without_weights_draws_no_claim(text: str) -> None:
+    with pytest.raises(UsageError, match="put a learned policy first"):
+        weights_digest(parse_arm(text))

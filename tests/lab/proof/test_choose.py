@@ -13,6 +13,7 @@ from esper.lab.proof.choose import (
     best_by_member,
     best_single,
     fit_contextual,
+    measure_headroom,
     most_played,
     read_table,
     shrunk,
@@ -181,3 +182,33 @@ def test_a_contextual_rule_waits_where_nothing_helps_and_survives_its_file() -> 
         again.choose({"label_noise": 5.0})
     with pytest.raises(UsageError, match="holds no contextual schedule"):
         ContextualRule.from_mapping([], "a file")
+
+
+def test_hindsight_is_worth_what_members_differ_by() -> None:
+    table: Table = {
+        "m": {"a": ratios(0.1, 0.1, 0.1, 0.1), "b": ratios(*[-0.1] * 4)},
+        "n": {"a": ratios(-0.1, -0.1, -0.1, -0.1), "b": ratios(*[0.3] * 4)},
+    }
+    found = measure_headroom(table, ["a", "b"], "val")
+    # The best single arm is b, 0.1 on average; hindsight has 0.1 and 0.3.
+    assert found["single"] == pytest.approx(0.1)
+    assert found["hindsight"] == pytest.approx(0.1)
+    assert (found["members"], found["seeds"]) == (2.0, 4.0)
+
+
+def test_luck_is_worth_nothing_in_hindsight() -> None:
+    draw = np.random.default_rng(0)
+    table: Table = {
+        f"m{number}": {arm: ratios(*draw.normal(0, 0.1, 2).tolist()) for arm in "abcdefgh"}
+        for number in range(400)
+    }
+    found = measure_headroom(table, list("abcdefgh"), "val")
+    assert abs(found["hindsight"]) < 4 * found["standard_error"]
+    assert found["standard_error"] < 0.01
+
+
+def test_hindsight_needs_two_seeds_and_may_wait() -> None:
+    assert measure_headroom({"m": {"a": ratios(0.1)}}, ["a"], "val") == {}
+    worse: Table = {"m": {"a": ratios(-0.1, -0.2)}, "n": {"a": ratios(-0.3, -0.1)}}
+    found = measure_headroom(worse, ["a"], "val")
+    assert (found["hindsight"], found["single"]) == (0.0, 0.0)

@@ -36,11 +36,13 @@ def row(stages: list[SeedStage], blueprints: list[int], **changes: Any) -> RowVi
         **{"epoch": 5, "horizon": 20, "score": 0.0, "best_score": 0.0, "plateau_epochs": 0},
         "loss_history": [1.0] * 5,
         **{"stabilized": True, "rolled_back": False, "last_op": 0, "last_success": True},
+        **{"train_loss": 1.0, "flops": 100, "compute_budget": -1, "compute_spent": 0},
         **{"host_params": 100, "enabled": [True, True], "stage": [int(each) for each in stages]},
         **{"blueprint": blueprints, "algorithm": [0, 0], "alpha_mode": [int(AlphaMode.HOLD)] * 2},
         **{"alpha": [0.0, 0.0], "alpha_target": [1.0, 1.0], "epochs_in_stage": [1, 1]},
         **{"age": [9, 9], "copies": [0, 0]},
         **{"counterfactual_age": [0, 0], "contribution": [0.0, 0.0], "contribution_se": [0.0, 0.0]},
+        "seed_flops": [[10] * 4] * 2,
         **{"legal": [[True, True]] * OPS, "fits": [[True] * 4] * 2},
     }
     return RowView(**{**values, **changes})
@@ -119,3 +121,15 @@ def test_a_whole_episode_ends_with_what_the_schedule_asks_for() -> None:
     fossil = signals.stage == int(SeedStage.FOSSILIZED)
     assert fossil.tolist() == [[True, False], [False, False]]
     population.close()
+
+
+def test_a_teacher_doubles_a_block_as_often_as_the_schedule_has_come_to() -> None:
+    doubling = {"op": "germinate", "slot": "all", "blueprint": "norm"}
+    plan = parse_schedule([{**doubling, "epoch": 3}, {**doubling, "epoch": 6}], CONTEXT)
+    blending = SeedStage.BLENDING
+    for epoch, copies, wanted in ((2, 0, None), (3, 0, 1), (5, 1, None), (6, 1, 1), (9, 3, None)):
+        stage = blending if copies else EMPTY
+        seen = row([FOSSIL, stage], [NORM, NORM], epoch=epoch, copies=[3, copies])
+        choice = advise_row(seen, plan)
+        assert (choice["op"] == LifecycleOp.GERMINATE) == (wanted is not None), epoch
+        assert wanted is None or choice["slot"] == wanted

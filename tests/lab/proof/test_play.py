@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from esper.lab.proof.arm import ControllerArm, ScheduleArm, StaticArm, heuristic_arm, waiting
 from esper.lab.proof.play import Cell, Player, Progress, make_chunks
 from esper.lab.proof.results import CellResult
 from esper.lab.tasks.member import GivenMember
 from esper.leyline.errors import UsageError
+from esper.simic.training.episodes import live_episodes
+from esper.tamiyo.controllers import WaitController
 from tests.lab.proof.small import member, play_config
 
 GROW = ScheduleArm(
@@ -81,6 +84,53 @@ def test_settings_of_the_heuristic_reach_it() -> None:
     own = found["eager", NARROW.label]
     assert own.germinated[0] >= 1
     assert {seed["blueprint"] for row in own.grown for seed in row} <= {"norm"}
+
+
+def whole_validation() -> GivenMember:
+    """Return a member that is validated on all samples, so that scores can be compared."""
+    task = member(4, 100, horizon=10).task()
+    config = task.config.replace(validation_samples=10_000, learning_rate=0.4)
+    return GivenMember("whole validation", type(task)(config))
+
+
+def test_the_network_of_the_best_epoch_is_scored_if_asked_for() -> None:
+    own = cell(waiting(), whole_validation(), seeds=4)
+    player = Player(play_config(keep="best"))
+    stage = player.prepare([own])
+    moments = list(live_episodes(stage.population, WaitController(), stage.seeds))
+    curves = torch.stack([moment.signals.val_score for moment in moments], 1)
+    player.close()
+    best, last = (play([own], keep=keep)["wait", own.member.label] for keep in ("best", "last"))
+    assert best.scored_epochs == (curves.argmax(1) + 1).tolist()
+    assert last.scored_epochs == [10] * 4
+    assert best.val_scores == pytest.approx(curves.amax(1).tolist())
+    assert last.val_scores == pytest.approx(curves[:, -1].tolist())
+    # The case is one in which this makes a difference, for the test split as well.
+    assert best.val_scores != last.val_scores
+    assert best.test_scores != last.test_scores
+    assert best.training_flops == last.training_flops
+
+
+def test_what_is_written_down_is_the_network_of_the_best_epoch() -> None:
+    # It grows after its best epoch: then nothing has grown in what is scored.
+    late = ScheduleArm(
+        "late",
+        lambda member: ({"epoch": 8, "op": "germinate", "slot": 1, "blueprint": "norm"},),
+    )
+    own = [cell(late, whole_validation(), seeds=8)]
+    best, last = (play(own, keep=keep)["late", own[0].member.label] for keep in ("best", "last"))
+    sizes = {True: own[0].member.task().host_parameters, False: last.parameters[0]}
+    early = [epoch <= 8 for epoch in best.scored_epochs]
+    assert set(early) == {True, False}
+    assert best.parameters == [sizes[each] for each in early]
+    assert best.germinated == last.germinated == [1] * 8
+
+
+def test_a_row_is_the_same_in_any_company_also_at_its_best_epoch() -> None:
+    cells = [cell(arm, own) for own in (NARROW, FEW) for arm in (waiting(), GROW)]
+    together = play(cells, keep="best")
+    assert play(cells[::-1], keep="best", rows=3) == together
+    assert play(cells, keep="best", strategy="stacked").keys() == together.keys()
 
 
 def test_chunks_have_no_more_rows_than_asked_for() -> None:

@@ -9,12 +9,13 @@ import pytest
 
 from esper.lab.proof.arm import parse_arm, waiting
 from esper.lab.proof.play import Player
-from esper.lab.proof.prove import Proof, ProveConfig, make_arm
+from esper.lab.proof.prove import REPORTED_ONLY, Proof, ProveConfig, make_arm
 from esper.lab.proof.results import ResultFile, write_report
 from esper.lab.tasks.member import GivenMember
 from esper.leyline.errors import UsageError
+from tests.lab.population.tiny_tasks import TinyText
 from tests.lab.proof.made_up import result
-from tests.lab.proof.small import member, play_config
+from tests.lab.proof.small import QUICK, member, play_config
 
 MEMBERS = (member(2), member(2, 600))
 MANY = (*MEMBERS, *(member(2, 100 * number) for number in range(1, 6)))
@@ -151,7 +152,7 @@ def test_static_rates_are_chosen_by_member_with_seeds_of_their_own(tmp_path: Pat
     played(tmp_path, {slow: 0.3, usual: 0.2}, purpose="rates")
     played(tmp_path, {"wait": 0.3, "static x2": 0.2})
     own = proof(tmp_path, ["wait", "static"], seeds=6, sizes=(2.0,), rates=(0.5, 1.0))
-    (arm,) = own._static()
+    (arm,) = own._tuned()
     assert arm.rates == {each.label: each.task().config.learning_rate for each in MEMBERS}
     assert not {s for c in own._rate_cells() for s in c.seeds} & {
         s for c in own._cells([arm]) for s in c.seeds
@@ -199,3 +200,56 @@ def test_files_that_hold_something_else(tmp_path: Path, schedule: str) -> None:
     arm = make_arm(parse_arm(f"privileged:{empty}"))
     with pytest.raises(UsageError, match="has no schedule for 'width 2, all images'"):
         arm.schedule(MEMBERS[0])
+
+
+def test_a_tuned_depth_has_its_best_rate_on_every_member(tmp_path: Path) -> None:
+    slow, usual = "depth 2, tuned, rate x0.5", "depth 2, tuned, rate x1"
+    texts = [GivenMember(name, TinyText()) for name in ("one", "other")]
+    played(tmp_path, {slow: 0.2, usual: 0.3}, purpose="rates", members=texts[:1])
+    played(tmp_path, {slow: 0.3, usual: 0.2}, purpose="rates", members=texts[1:])
+    own = proof(tmp_path, ["wait", "depth:2,tuned"], members=texts, rates=(0.5, 1.0))
+    (arm,) = own._tuned()
+    rate = TinyText.defaults.learning_rate
+    assert [arm.task(each).config.learning_rate / rate for each in texts] == [0.5, 1.0]
+    with pytest.raises(UsageError, match="put a controller first"):
+        ProveConfig(arms=("depth:2,tuned", "wait"))
+
+
+def test_all_arms_spend_the_same_training_flops_within_a_step(tmp_path: Path) -> None:
+    config = TinyText.defaults.replace(budget="6x", horizon=8)
+    members = [GivenMember("text", TinyText(config))]
+    plan = tmp_path / "deeper.json"
+    plan.write_text(
+        json.dumps(
+            [{"epoch": 2, "op": "germinate", "slot": slot, "blueprint": "kin"} for slot in (0, 1)]
+        )
+    )
+    arms = [
+        *("slope:windows=1,margin=9,latest=0.8", f"schedule:{plan}", "plateau:blueprints=[kin]"),
+        *("depth:4", "depth:2,tuned", "static", "scratch:schedule"),
+    ]
+    own = proof(
+        tmp_path / "out",
+        arms,
+        members=members,
+        seeds=2,
+        sizes=(2.0,),
+        rates=(2.0,),
+        rate_seeds=1,
+        play=play_config(population=QUICK.replace(copies=True)),
+    )
+    assert own.run()
+    found = {each.arm: each for each in own.results.of("proof")}
+    budget = members[0].task().compute_budget(config.validation_samples)
+    for name, each in found.items():
+        step = 3 * config.batch_size * max(each.flops)
+        for spent in each.training_flops:
+            assert 0 <= budget - spent < step, name
+        assert each.ablation_flops == [0.0, 0.0]
+    sizes = {name: each.flops[0] / each.host_flops for name, each in found.items()}
+    assert sizes["wait"] == 1.0
+    assert sizes["slope"] > 1.3
+    assert sizes["depth 4"] > sizes["depth 2, tuned"] > 1.3
+    assert sizes["scratch schedule"] == pytest.approx(sizes["schedule"], rel=0.02)
+    required = [spec.name for spec in own.specs if spec.kind not in REPORTED_ONLY]
+    assert {"depth 4", "depth 2, tuned"} <= set(required)

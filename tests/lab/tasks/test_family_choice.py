@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from esper.lab.tasks.family import MemberChoice, get_family
-from esper.lab.tasks.task import descriptors
+from esper.lab.tasks.member import descriptors
 from esper.leyline.errors import UsageError
 from tests.lab.proof.small import member
 
@@ -51,3 +51,19 @@ def test_a_whole_label_chooses_one_member_and_a_part_all_that_share_it() -> None
     part = [each.label for each in every.replace(labels=("4x2 pooled, 20000 images, 60",)).find()]
     assert plain in part
     assert len(part) > 1
+
+
+def test_drawn_claim_members_follow_from_the_weights_that_are_judged() -> None:
+    choice = MemberChoice(family="depth_small", split="claim")
+    assert choice.needs_claim_key
+    with pytest.raises(UsageError, match=r"follow from the weights .* members\.claim_key=SHA256"):
+        choice.find(1)
+    one, other = (choice.replace(claim_key=key * 64).find(1) for key in "ab")
+    assert one == choice.replace(claim_key="a" * 64).find(1)
+    labels = {member.label for member in one}
+    assert len(labels) == len(one) >= 32
+    assert labels != {member.label for member in other}
+    with pytest.raises(UsageError, match="at most twice"):
+        choice.replace(claim_key="a" * 64).find(0)
+    assert not MemberChoice(family="depth_small").needs_claim_key
+    assert not MemberChoice(family="image16_family", split="claim").needs_claim_key

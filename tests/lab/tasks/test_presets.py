@@ -36,6 +36,9 @@ PARAMETERS = {
     "stories": 170_560,
     "tinystories": 2_767_872,
     "sources": 61_120,
+    "sums": 61_120,
+    "links": 61_120,
+    "chain": 61_120,
 }
 
 CIFAR = [name for name in PARAMETERS if name.startswith("cifar_")]
@@ -77,7 +80,8 @@ def test_epochs_have_the_decided_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["digits", "digits_mlp", "digits_residual", "digits_deep", "sources"]
+    "name",
+    ["digits", "digits_mlp", "digits_residual", "digits_deep", "sources", "sums", "links", "chain"],
 )
 def test_contract_on_embedded_data(name: str) -> None:
     check_task(name)
@@ -86,6 +90,25 @@ def test_contract_on_embedded_data(name: str) -> None:
 def test_sources_have_a_stack_that_can_be_deepened() -> None:
     task = get_task("sources")
     assert find_stacks(task.build_host(0), task.example_input()) == {"layers": 4}
+
+
+@pytest.mark.parametrize("size", [500, 20_000])
+def test_embedded_text_can_be_small_and_wrong(size: int) -> None:
+    task = get_task("sums", train_size=size, label_noise=0.3)
+    data = task.load()
+    assert data.size("train") == len(data.kept.unique()) == size
+    x, y = data.batch("train", data.indices("train"))
+    wrong = (x[:, 1:] != y[:, :-1]).double().mean()
+    # 500 sequences have 31,500 such targets: five standard deviations are 0.013.
+    assert float(wrong) == pytest.approx(0.3, abs=0.013)
+    assert set(y.unique().tolist()) == set(b"0123456789+*=\n")
+
+
+@pytest.mark.parametrize("name", ["sources", "sums", "links", "chain"])
+def test_embedded_text_gives_way_to_a_text_of_ones_own(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("Once upon a time there was a seed. " * 400, encoding="utf-8")
+    assert get_task(name).read(path).origin == str(path)
 
 
 @pytest.mark.parametrize("name", ["cifar_baseline", "cifar_minimal", "cifar_deep_impaired"])

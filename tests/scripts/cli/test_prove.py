@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
+from esper.lab.tasks import get_family
+from esper.tamiyo.controllers import new_policy, save_policy
 from tests.scripts.cli.terminal import esper
 
 TINY = (
@@ -78,3 +81,16 @@ def test_what_is_trained_from_scratch_is_an_arm_even_where_a_folder_has_its_name
     arms = ("mine=heuristic", "wait", "scratch:mine", "again=scratch:mine")
     said = esper(capsys, "prove", *arms, "--members", "none such", "--out", "proof")
     assert "none such" in said.complaint()
+
+
+def test_claim_members_are_drawn_by_the_weights_of_the_first_arm(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    save_policy(tmp_path / "policy", new_policy(seed=1))
+    asked = ("--family", "depth_small", "--split", "claim", "--open-claim", "1", "--list", "--json")
+    said = esper(capsys, "prove", str(tmp_path / "policy"), "wait", *asked)
+    (file,) = (tmp_path / "policy").glob("*.safetensors")
+    key = hashlib.sha256(file.read_bytes()).hexdigest()
+    drawn = get_family("depth_small").drawn_claim(key)
+    assert json.loads(said.out)["members"] == [member.label for member in drawn]
+    assert "put a learned policy first" in esper(capsys, "prove", "wait", *asked).complaint()

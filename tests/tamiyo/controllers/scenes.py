@@ -73,6 +73,11 @@ class Scene:
     rolled_back: bool = False
     is_frozen: bool = False
     fitting: tuple[str, ...] | None = None
+    loss: float | None = None
+    train_loss: float = math.nan
+    flops: int = 1_000
+    seed_flops: tuple[int, ...] = ()
+    compute: tuple[int, int] = (-1, 0)
     rules: RulesConfig = field(default_factory=RulesConfig)
 
     def signals(self) -> Signals:
@@ -90,6 +95,7 @@ class Scene:
             val_score=torch.tensor([self.score]),
             best_score=torch.tensor([self.best if self.best is not None else self.score]),
             val_loss=torch.tensor([abs(self.score)]),
+            **self._learning(template),
             plateau_epochs=torch.tensor([self.plateau]),
             stabilized=torch.tensor([self.stabilized]),
             host_params=torch.tensor([0 if self.is_frozen else 1000]),
@@ -113,6 +119,22 @@ class Scene:
             contribution_se=over_slots([slot.se for slot in self.slots], torch.float32),
             counterfactual_age=over_slots([slot.counterfactual_age for slot in self.slots]),
         )
+
+    def _learning(self, template: Signals) -> dict[str, torch.Tensor]:
+        """Return losses and costs: the template's where the scene does not set them."""
+        budget, spent = self.compute
+        found = {
+            "train_loss": torch.tensor([self.train_loss]),
+            "flops": torch.tensor([self.flops]),
+            "compute_budget": torch.tensor([budget]),
+            "compute_spent": torch.tensor([spent]),
+        }
+        if self.loss is not None:
+            found["loss_history"] = torch.tensor([[math.nan] * 4 + [self.loss]])
+        if self.seed_flops:
+            added = torch.tensor([self.seed_flops])[..., None]
+            found["seed_flops"] = added.expand(1, len(self.slots), len(BUILTIN_BLUEPRINTS))
+        return found
 
     def masks(self) -> Masks:
         fitting = self.fitting or BLUEPRINTS_BY_TOPOLOGY[self.topology]

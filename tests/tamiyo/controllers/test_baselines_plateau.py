@@ -63,3 +63,32 @@ def test_a_rollback_is_forgotten() -> None:
 def test_an_unknown_blueprint_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'conv_heavy'"):
         rule(blueprints=("conv_hevy",))
+
+
+class TestCopies:
+    """`plateau:blueprints=[kin]`; a built-in blueprint stands for copies here."""
+
+    def test_are_doubled_on_the_next_plateau_if_they_helped(self) -> None:
+        controller = rule(trial=0, blueprints=("conv_light",))
+        assert Scene(plateau=9).act(controller)["slot"] == 2
+        held = Slot(stage=SeedStage.HOLDING, alpha=1.0, target=1.0, copies=1)
+        slots = [Slot(), Slot(), held]
+        assert Scene(plateau=0, best=60.0, slots=slots).op(controller) == WAIT
+        full = Slot(stage=SeedStage.FOSSILIZED, alpha=1.0, target=1.0, copies=1)
+        action = Scene(plateau=9, best=60.0, slots=[full, full, held]).act(controller)
+        assert (action["op"], action["slot"]) == (GERMINATE, 2)
+
+    def test_come_to_the_shallowest_stage_first(self) -> None:
+        controller = rule(trial=0, blueprints=("conv_light",))
+        Scene(plateau=9).op(controller)
+        held = Slot(stage=SeedStage.HOLDING, alpha=1.0, target=1.0, copies=1)
+        slots = [Slot(), Slot(), held]
+        Scene(plateau=0, best=60.0, slots=slots).op(controller)
+        assert Scene(plateau=9, best=60.0, slots=slots).act(controller)["slot"] == 1
+
+    def test_that_helped_before_their_last_doubling_are_not_pruned(self) -> None:
+        for copies, op in ((1, PRUNE), (3, FOSSILIZE)):
+            controller = rule(trial=0, blueprints=("conv_light",))
+            held = Slot(stage=SeedStage.HOLDING, alpha=1.0, target=1.0, copies=copies)
+            Scene(plateau=9, best=50.0).op(controller)
+            assert Scene(best=50.0, slots=[Slot(), Slot(), held]).op(controller) == op

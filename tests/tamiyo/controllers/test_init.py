@@ -43,6 +43,14 @@ def test_battery(name: str, plan: Path) -> None:
     check_controller(spec)
 
 
+def test_battery_of_the_rule_that_grows_copies_alone() -> None:
+    def make(context: ControllerContext) -> Controller:
+        context = dataclasses.replace(context, copies=("conv_light",))
+        return make_controller("slope:windows=1,latest=0.9", context)
+
+    check_controller(make)
+
+
 def test_battery_with_one_slot_and_many() -> None:
     for slots in (1, 8):
         check_controller(lambda context: make_controller("heuristic", context), slots=slots)

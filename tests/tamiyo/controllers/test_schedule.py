@@ -280,3 +280,23 @@ def test_every_row_may_have_a_schedule_of_its_own() -> None:
     assert actions["slot"][[0, 2]].tolist() == [0, 2]
     with pytest.raises(UsageError, match="3 schedules need as many rows"):
         controller.reset(2, "cpu")
+
+
+def test_an_entry_for_all_slots_is_done_in_each_before_the_next_entry(follow: Follow) -> None:
+    controller = follow(
+        """
+        - {epoch: 2, op: germinate, slot: all, blueprint: norm}
+        - {epoch: 2, op: prune, slot: r0c1}
+        """
+    )
+    scene = Scene(epoch=2)
+    done = []
+    for _ in range(4):
+        choice = scene.act(controller)
+        op = LifecycleOp(choice["op"])
+        done.append((op, choice["slot"]))
+        if op == GERMINATE:
+            scene.slots[choice["slot"]] = Slot(SeedStage.HOLDING, alpha=1.0, target=1.0)
+        scene.last_op, scene.last_success = op, True
+        scene.epoch += 1
+    assert done == [(GERMINATE, 2), (GERMINATE, 1), (GERMINATE, 0), (PRUNE, 1)]

@@ -75,12 +75,21 @@ def test_shares_are_of_the_horizon_and_of_the_depth() -> None:
     assert (entry.epoch, entry.slot) == (Share(25.0), Share(50.0))
     assert entry.blueprints == (blueprint_id("conv_heavy"), blueprint_id("norm"))
     assert [entry.first_epoch(horizon) for horizon in (2, 10, 60)] == [1, 3, 15]
-    assert [entry.slot_of(slots) for slots in (1, 2, 3, 4, 5)] == [0, 1, 1, 2, 2]
+    assert [entry.slots_of(slots) for slots in (1, 2, 3, 4, 5)] == [(0,), (1,), (1,), (2,), (2,)]
 
 
-def test_an_index_that_a_host_does_not_have_is_none() -> None:
+def test_an_index_that_a_host_does_not_have_is_no_slot() -> None:
     (entry,) = parse_schedule([{"epoch": 1, "op": "prune", "slot": 2}], CONTEXT)
-    assert [entry.slot_of(slots) for slots in (2, 3)] == [None, 2]
+    assert [entry.slots_of(slots) for slots in (2, 3)] == [(), (2,)]
+
+
+def test_all_slots_are_those_of_the_host_the_last_one_first() -> None:
+    plain = {"epoch": "10%", "op": "germinate", "slot": "all", "blueprint": "norm"}
+    (entry,) = parse_schedule([plain], CONTEXT)
+    assert [entry.slots_of(slots) for slots in (1, 3)] == [(0,), (2, 1, 0)]
+    named = ControllerContext(slot_names=("all", "other"))
+    (entry,) = parse_schedule([{**plain, "slot": "all"}], named)
+    assert entry.slots_of(2) == (0,), "a slot of this name is meant where there is one"
 
 
 def test_a_schedule_in_one_line() -> None:

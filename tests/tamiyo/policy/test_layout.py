@@ -13,6 +13,7 @@ from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.policy.layout import (
+    _CURVES,
     BASE_FEATURES,
     BASE_INDEX,
     FEATURE_NAMES,
@@ -29,6 +30,7 @@ from esper.tamiyo.policy.layout import (
     refuse_unknown_stages,
     unknown_code_error,
 )
+from esper.tamiyo.policy.ratios import FEATURE_SETS
 
 
 @pytest.mark.parametrize(("slots", "size"), [(1, 61), (3, 121), (5, 181), (8, 271)])
@@ -190,3 +192,11 @@ def test_a_lost_feature_is_named() -> None:
     features = torch.tensor([[0.0, 1.0], [0.0, math.inf]])
     with pytest.raises(NonFiniteError, match=r"row 1: feature 1 \(b\) is inf"):
         check_finite(features, ["a", "b"])
+
+
+def test_every_curve_is_a_feature_of_some_layout() -> None:
+    parts = [part for own in FEATURE_SETS.values() for part in (own.host, own.slot, own.pair)]
+    specs = [spec for part in (BASE_FEATURES, SLOT_FEATURES, *parts) for spec in part]
+    assert {spec.name for spec in specs if spec.is_curve} == _CURVES
+    clock = ("epoch_progress", "progress", "budget_left", "rate_factor", "alpha", "params_grown")
+    assert not any(spec.is_curve for spec in specs if spec.name in clock)

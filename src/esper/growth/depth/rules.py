@@ -15,6 +15,7 @@ from torch import Tensor
 from esper.growth.depth.blocks import Order, mean_over_processes
 from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError, UsageError, unknown_name, warn
+from esper.tamiyo.controllers.slope import LATEST, find_falls
 
 # ---- Training losses, averaged over windows of a run
 
@@ -76,8 +77,6 @@ class LossWindows:
 
 LAST_DOUBLING = 0.4
 """Share of the run at which the default schedule wakes the last blocks (research/log.md)."""
-LATEST = 0.6
-"""Share of the run by which 'plateau' and 'slope' have woken all blocks."""
 Decision = int | Mapping[str, int] | None
 """Blocks to be awake, in every stack or by stack; None changes nothing."""
 
@@ -236,7 +235,7 @@ class Slope:
 
     The rule expects a doubled network to learn as fast per step as this one did just after its
     blocks woke. It doubles when the fall of the loss per FLOP, now over then, is below the cost of
-    a step now over that of a step after doubling.
+    a step now over that of a step after doubling. The controller `slope` does the same with copies.
 
     Args:
         windows: number of windows, each 1 % of the run, over which a fall is measured.
@@ -250,22 +249,10 @@ class Slope:
         """Return twice the blocks when that pays; all are awake by 60 % of the run."""
         if _is_due(progress):
             return progress.doubled
-        since, each = progress.windows_since_growth, self._windows
-        if since < 3 * each:
-            return None
-        own = progress.losses[-since:]
-        new, now = self._bought(own[: 2 * each]), self._bought(own[-2 * each :])
+        since = progress.windows_since_growth
+        falls = find_falls(progress.losses[-since:] if since else (), self._windows)
         share = progress.flops_per_step / progress.flops_per_step_doubled
-        return progress.doubled if now <= share * max(new, 0.0) else None
-
-    def _bought(self, losses: Sequence[tuple[float, float]]) -> float:
-        """Return the fall of the loss per FLOP between the halves of these windows."""
-        each = self._windows
-        (before, high), (after, low) = (
-            (fmean(flops for flops, _ in half), fmean(loss for _, loss in half))
-            for half in (losses[:each], losses[each:])
-        )
-        return (high - low) / (after - before)
+        return progress.doubled if falls is not None and falls.is_below(share) else None
 
 
 def _is_due(progress: Progress) -> bool:

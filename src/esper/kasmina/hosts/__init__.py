@@ -17,7 +17,9 @@ from esper.kasmina.hosts.registry import (
     pick_slots,
     register_host,
 )
+from esper.kasmina.hosts.resnet import ResnetConfig, ResnetHost
 from esper.kasmina.hosts.transformer import TransformerConfig, TransformerHost
+from esper.kasmina.hosts.vit import VitConfig, VitHost
 
 __all__ = [
     "HOSTS",
@@ -29,8 +31,12 @@ __all__ = [
     "MlpHost",
     "ResidualConfig",
     "ResidualHost",
+    "ResnetConfig",
+    "ResnetHost",
     "TransformerConfig",
     "TransformerHost",
+    "VitConfig",
+    "VitHost",
     "build_host",
     "doubling",
     "host_slots",

@@ -29,7 +29,10 @@ def doubling(base: int, blocks: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(Config):
-    """Sizes of a host of images, and which of its slots are offered."""
+    """Sizes of a convolutional host, and which of its slots are offered."""
+
+    parts: ClassVar[str] = "blocks"
+    """The submodules, one for each width, that the slots of row 0 follow."""
 
     channels: tuple[int, ...] = option((8, 16, 32), "Output channels of each block.", minimum=1)
     in_channels: int = option(3, "Channels of the input image.", minimum=1)
@@ -43,19 +46,31 @@ class ImageConfig(Config):
         super().__post_init__()
         if not self.channels:
             kind = type(self).__name__
-            raise ConfigError(f"{kind}.channels must name at least one block, got none")
+            raise ConfigError(f"{kind}.channels must name at least one width, got none")
         self.slot_paths()
+
+    def every_slot(self) -> dict[str, str]:
+        """Return all slots and the submodules they follow."""
+        return {slot_id(0, index): f"{self.parts}.{index}" for index in range(len(self.channels))}
+
+    def slot_paths(self) -> dict[str, str]:
+        """Return the offered slots and the submodules they follow."""
+        return pick_slots(self.every_slot(), self.slots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledConfig(ImageConfig):
+    """Sizes of a host of blocks, each with a pool."""
 
     @property
     def pools(self) -> int:
         """Number of pools."""
         return len(self.channels)
 
-    def slot_paths(self) -> dict[str, str]:
-        """Return the offered slots and the submodules they follow."""
-        every = {slot_id(0, index): f"blocks.{index}" for index in range(len(self.channels))}
-        every |= {slot_id(1, index): f"pools.{index}" for index in range(self.pools)}
-        return pick_slots(every, self.slots)
+    def every_slot(self) -> dict[str, str]:
+        """Return all slots and the submodules they follow."""
+        pools = {slot_id(1, index): f"pools.{index}" for index in range(self.pools)}
+        return super().every_slot() | pools
 
 
 class ImageHost(nn.Module):
@@ -68,7 +83,7 @@ class ImageHost(nn.Module):
 
     topology: ClassVar[Topology] = "cnn"
 
-    def __init__(self, config: ImageConfig, block: Callable[[int, int], nn.Module]) -> None:
+    def __init__(self, config: PooledConfig, block: Callable[[int, int], nn.Module]) -> None:
         """Build the host; its weights come from torch's current random state."""
         super().__init__()
         self.config = config
@@ -91,7 +106,7 @@ class ImageHost(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CnnConfig(ImageConfig):
+class CnnConfig(PooledConfig):
     """Sizes of the convolutional host, and which of its slots are offered."""
 
     kernel_size: int = option(3, "Side of the square convolution kernels; odd.", minimum=1)
@@ -143,7 +158,7 @@ class CnnHost(ImageHost):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResidualConfig(ImageConfig):
+class ResidualConfig(PooledConfig):
     """Sizes of the residual host, and which of its slots are offered."""
 
 
@@ -154,11 +169,15 @@ class StandardisedConv(nn.Conv2d):
         """Build it without a bias; the norm that follows has its own."""
         super().__init__(inputs, outputs, 3, padding=1, bias=False)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Convolve with the standardised filters."""
+    def filters(self) -> Tensor:
+        """Return the standardised filters."""
         centred = self.weight - self.weight.mean(dim=(1, 2, 3), keepdim=True)
         length = centred.square().sum(dim=(1, 2, 3), keepdim=True)
-        return F.conv2d(images, centred * torch.rsqrt(length + 1e-8), padding=1)
+        return centred * torch.rsqrt(length + 1e-8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Convolve with the standardised filters."""
+        return F.conv2d(images, self.filters(), padding=1)
 
 
 class ResidualBlock(nn.Module):

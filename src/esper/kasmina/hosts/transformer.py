@@ -22,18 +22,13 @@ INIT_STD = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(Config):
-    """Sizes of the sequence host, and which of its slots are offered."""
+class LayersConfig(Config):
+    """Sizes of a host of layers in equal segments, and which of its slots are offered."""
 
-    vocab: int = option(50257, "Number of distinct tokens.", minimum=1)
     dim: int = option(384, "Width of the residual stream.", minimum=1)
     heads: int = option(6, "Attention heads; divides dim.", minimum=1)
-    layers: int = option(6, "Decoder layers.", minimum=1)
-    context: int = option(256, "Longest sequence, in tokens.", minimum=1)
+    layers: int = option(6, "Layers of attention.", minimum=1)
     segments: int = option(3, "Equal parts of the stack, each with a slot at its end.", minimum=1)
-    dropout: float = option(
-        0.0, "Share of activations dropped in training.", minimum=0.0, maximum=0.9
-    )
     slots: tuple[str, ...] | None = option(
         None, "Slot ids offered for growth; one after every segment if empty."
     )
@@ -41,37 +36,49 @@ class TransformerConfig(Config):
     def __post_init__(self) -> None:
         """Check the rules that span several fields."""
         super().__post_init__()
+        kind = type(self).__name__
         if self.dim % self.heads:
-            raise ConfigError(
-                f"TransformerConfig.heads must divide dim ({self.dim}), got {self.heads}"
-            )
+            raise ConfigError(f"{kind}.heads must divide dim ({self.dim}), got {self.heads}")
         if self.layers % self.segments:
             raise ConfigError(
-                f"TransformerConfig.segments must divide layers ({self.layers}), "
-                f"got {self.segments}"
+                f"{kind}.segments must divide layers ({self.layers}), got {self.segments}"
             )
         self.slot_paths()
 
+    @property
+    def segment_layers(self) -> int:
+        """Number of layers of each segment."""
+        return self.layers // self.segments
+
     def slot_paths(self) -> dict[str, str]:
         """Return the offered slots and the submodules they follow."""
-        length = self.layers // self.segments
-        every = {
-            slot_id(0, index): f"layers.{(index + 1) * length - 1}"
-            for index in range(self.segments)
-        }
+        ends = range(self.segment_layers - 1, self.layers, self.segment_layers)
+        every = {slot_id(0, index): f"layers.{end}" for index, end in enumerate(ends)}
         return pick_slots(every, self.slots)
 
 
-class CausalAttention(nn.Module):
-    """Multi-head attention in which a token sees itself and what came before."""
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(LayersConfig):
+    """Sizes of the sequence host, and which of its slots are offered."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    vocab: int = option(50257, "Number of distinct tokens.", minimum=1)
+    context: int = option(256, "Longest sequence, in tokens.", minimum=1)
+    dropout: float = option(
+        0.0, "Share of activations dropped in training.", minimum=0.0, maximum=0.9
+    )
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention: to all positions, or only to a position itself and earlier ones."""
+
+    def __init__(self, dim: int, heads: int, *, causal: bool, dropout: float = 0.0) -> None:
         """Build the projections."""
         super().__init__()
-        self.heads = config.heads
-        self.dropout = config.dropout
-        self.qkv = nn.Linear(config.dim, 3 * config.dim)
-        self.out = nn.Linear(config.dim, config.dim)
+        self.heads = heads
+        self.causal = causal
+        self.dropout = dropout
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return what each position gathers, [B, T, D] to [B, T, D]."""
@@ -79,26 +86,29 @@ class CausalAttention(nn.Module):
             part.unflatten(-1, (self.heads, -1)).transpose(-3, -2)  # [B, heads, T, D / heads]
             for part in self.qkv(hidden).chunk(3, dim=-1)
         )
-        gathered = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, dropout_p=self.dropout if self.training else 0.0
-        )
+        gathered = self.attend(query, key, value, self.causal)
         projected: Tensor = self.out(gathered.transpose(-3, -2).flatten(-2))
         return projected
 
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+        """Return what each position gathers in every head; stacks replace this method."""
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=causal, dropout_p=dropout
+        )
 
-class DecoderLayer(nn.Module):
+
+class AttentionLayer(nn.Module):
     """Attention, then a GELU network four times as wide, each on a normalised residual stream."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, dim: int, heads: int, *, causal: bool, dropout: float = 0.0) -> None:
         """Build the layer."""
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.dim)
-        self.attention = CausalAttention(config)
-        self.norm2 = nn.LayerNorm(config.dim)
-        self.mlp = nn.Sequential(
-            nn.Linear(config.dim, 4 * config.dim), nn.GELU(), nn.Linear(4 * config.dim, config.dim)
-        )
-        self.drop = _dropout(config)
+        self.norm1 = nn.LayerNorm(dim)
+        self.attention = MultiHeadAttention(dim, heads, causal=causal, dropout=dropout)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.drop = _dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the stream with both updates added."""
@@ -120,8 +130,11 @@ class TransformerHost(nn.Module):
         self.config = config
         self.tokens = nn.Embedding(config.vocab, config.dim)
         self.positions = nn.Embedding(config.context, config.dim)
-        self.drop = _dropout(config)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.drop = _dropout(config.dropout)
+        self.layers = nn.ModuleList(
+            AttentionLayer(config.dim, config.heads, causal=True, dropout=config.dropout)
+            for _ in range(config.layers)
+        )
         self.norm = nn.LayerNorm(config.dim)
         self.slot_paths = config.slot_paths()
         self._initialise(config.layers)
@@ -152,6 +165,6 @@ class TransformerHost(nn.Module):
         return F.linear(self.norm(hidden), self.tokens.weight)
 
 
-def _dropout(config: TransformerConfig) -> nn.Module:
+def _dropout(share: float) -> nn.Module:
     # Without dropout the host must not contain a module that could draw random numbers.
-    return nn.Dropout(config.dropout) if config.dropout > 0 else nn.Identity()
+    return nn.Dropout(share) if share > 0 else nn.Identity()

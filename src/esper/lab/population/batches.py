@@ -28,6 +28,7 @@ from esper.lab.tasks.dataset import (
     draw_crops,
 )
 from esper.lab.tasks.splits import Splits
+from esper.lab.tasks.wrong_tokens import WrongTokens, replace_tokens
 from esper.utils.process import grouped, to_device
 
 
@@ -38,7 +39,7 @@ class SamplePlan:
     indices: Tensor
     """int64, indices into `RowSamples.stored`."""
     targets: Tensor | None
-    """Targets of each row; None for tokens."""
+    """Targets of each row; None for tokens, which `RowSamples.gather` finds in the samples."""
     crops: Crops | None
     rows: Tensor | None = None
     """int64 [R], indices of the rows in the stack; None for all in order."""
@@ -71,6 +72,8 @@ class RowSamples:
         given = [each.train_targets for each in data]
         if given[0] is not None:
             self._targets = join_shared([t for t in given if t is not None], self.device)
+        wrong = [each.wrong_tokens for each in data]
+        self._wrong_tokens = _WrongTokenRows(wrong, self.device) if any(wrong) else None
         self.gain, self.bias = stack_normalisation([each.splits for each in data])
         """Float32 [R, ...], broadcastable to samples; None if no row is normalised."""
         varied = [each.augmentation != "none" for each in data]
@@ -142,10 +145,15 @@ class RowSamples:
 
     def gather(self, plan: SamplePlan, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return inputs [R, B, ...] and targets [R, B, ...] of some of a plan's samples."""
-        x = self.stored[plan.indices[:, start:stop]]
+        indices = plan.indices[:, start:stop]
+        x = self.stored[indices]
         if plan.targets is None:
             tokens = x.long()
-            return tokens[..., :-1], tokens[..., 1:]
+            x, targets = tokens[..., :-1], tokens[..., 1:]
+            if self._wrong_tokens is not None:
+                samples = indices - _taken(self._source_first, plan.rows)[:, None]
+                targets = self._wrong_tokens.replace(targets, samples, plan.rows)
+            return x, targets
         if plan.crops is not None:
             part = plan.crops[:, start:stop].flatten()
             x = crop_flip(x.flatten(0, 1), part).reshape(x.shape)
@@ -154,6 +162,24 @@ class RowSamples:
             gain, bias = (_taken(each, plan.rows) for each in (self.gain, self.bias))
             x = x * gain[:, None] + bias[:, None]
         return x, plan.targets[:, start:stop]
+
+
+class _WrongTokenRows:
+    """Replaces training targets of text; in some rows perhaps none."""
+
+    def __init__(self, given: Sequence[WrongTokens | None], device: torch.device) -> None:
+        # A row without wrong targets has the alphabet of another row and takes nothing from it.
+        usual = next(each.alphabet for each in given if each is not None)
+        alphabets = [usual if each is None else each.alphabet for each in given]
+        self._alphabets, first = join_shared(alphabets, device)
+        limits = [0 if each is None else each.limit for each in given]
+        columns = first, torch.tensor([*map(len, alphabets)]), torch.tensor(limits)
+        self._columns = tuple(column.to(device)[:, None, None] for column in columns)
+
+    def replace(self, targets: Tensor, samples: Tensor, rows: Tensor | None) -> Tensor:
+        """Return targets [R, B, T] of training samples [R, B] of these rows, some replaced."""
+        first, size, limit = (_taken(column, rows) for column in self._columns)
+        return replace_tokens(targets, samples, self._alphabets, limit, size, first)
 
 
 def stack_normalisation(splits: Sequence[Splits]) -> tuple[Tensor | None, Tensor | None]:

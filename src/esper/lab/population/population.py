@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from esper.lab.population.engine import (
-    EXECUTION_SETTINGS,
     Condition,
     PopulationConfig,
     Roster,
@@ -231,6 +230,20 @@ class Population(PopulationRows):
         scores, losses = torch.cat(found)[self._order()].unbind(1)
         return scores, losses
 
+    def keep_networks(self, which: Tensor) -> None:
+        """Keep copies of the networks of rows, bool [R], in place of those kept before."""
+        self._need_rows()
+        for group, part in zip(self._groups, self._parts, strict=True):
+            with self._memory_of(group):
+                group.keep_networks(which[part])
+
+    def bring_back(self) -> None:
+        """Replace every network by its kept copy, to score it."""
+        self._need_rows()
+        for group in self._groups:
+            with self._memory_of(group):
+                group.bring_back()
+
     def snapshot(self) -> dict[str, Any]:
         """Return the state of every row as plain data and tensors."""
         self._need_rows()
@@ -392,22 +405,6 @@ class Population(PopulationRows):
         else:
             self._worker_client.use(self.conditions)
         return self._worker_client
-
-    def made(self) -> dict[str, Any]:
-        """Return all settings that a snapshot depends on, without execution settings."""
-        config = {
-            name: value
-            for name, value in self.config.to_mapping().items()
-            if name not in EXECUTION_SETTINGS
-        }
-        rows = [self.task_of_row.count(index) for index in range(len(self.tasks))]
-        return {
-            "tasks": [task.name for task in self.tasks],
-            "rows": rows,
-            "settings": config,
-            "task settings": [task.config.to_mapping() for task in self.tasks],
-            "blueprints": list(self.known_blueprints()),
-        }
 
     def _enlist(
         self, tasks: Tasks, rows: int | Sequence[int], data: Sequence[TaskData] | None

@@ -372,6 +372,14 @@ class PopulationActor:
         """Return the state of each row separately."""
         return self._populations[number].snapshot_rows()
 
+    def keep_networks(self, number: int, which: Sequence[bool]) -> None:
+        """Keep copies of the networks of these rows."""
+        self._populations[number].keep_networks(torch.tensor(which))
+
+    def bring_back(self, number: int) -> None:
+        """Replace every network by its kept copy."""
+        self._populations[number].bring_back()
+
     def results_on(self, number: int, split: Split) -> tuple[Tensor, Tensor]:
         """Return scores and losses on a whole split."""
         scores, losses = self._populations[number].results_on(split)

@@ -148,6 +148,17 @@ class RayPopulation(PopulationRows):
         scores, losses = (torch.cat([each[i] for each in found])[self._order] for i in (0, 1))
         return scores, losses
 
+    def keep_networks(self, which: Tensor) -> None:
+        """Keep copies of the networks of rows, bool [R], in place of those kept before."""
+        self._seen()
+        chosen = which.tolist()
+        self._tell("keep_networks", [([chosen[row] for row in part],) for part in self._parts])
+
+    def bring_back(self) -> None:
+        """Replace every network by its kept copy, to score it."""
+        self._seen()
+        self._tell("bring_back", [()] * len(self._parts))
+
     def snapshot(self) -> dict[str, Any]:
         """Return the state of every row, as `Population.snapshot` does."""
         self._seen()
@@ -224,6 +235,12 @@ class RayPopulation(PopulationRows):
             work.processor_seconds += lived.processor_seconds
         self._last = Lived.unpack(answers, self._order, self.device)
         return self._last[0]
+
+    def _tell(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> None:
+        """Make a request that changes what actors hold, so that it is replayed too."""
+        request = _Request(method, arguments)
+        self._ask(request)
+        self._asked.append(request)
 
     def _ask(self, request: _Request) -> list[Any]:
         """Return the answers of all actors with rows; rows of a lost actor are replayed."""

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_kinds, immediate_table
 from esper.kasmina.costs import NOT_FOR_THE_SLOT, RowCosts, row_costs, slot_costs, with_copies
-from esper.kasmina.row_group import RowGroup, measure_by_ablation
+from esper.kasmina.engine import RowWeights
+from esper.kasmina.row_group import RowGroup, keep_rows, measure_by_ablation
 from esper.kasmina.signals import RateTable, RowFacts, row_facts
 from esper.kasmina.slot_table import SlotTable
 from esper.kasmina.training import rate_factor
 from esper.lab.population.engine import (
+    EXECUTION_SETTINGS,
     Condition,
     PopulationConfig,
     PopulationEngine,
@@ -123,6 +125,26 @@ class TaskGroup(RowGroup):
         )
         self.architecture = architecture
         self.conditions = list(conditions)
+        self._kept: dict[int, RowWeights] = {}
+        """Networks by row, without optimizer state."""
+        self._kept_state = self.state
+        """The state of their slots."""
+
+    def keep_networks(self, which: Tensor) -> None:
+        """Keep copies of the networks of rows, bool [R], in place of those kept before."""
+        rows, which = which.nonzero().flatten().tolist(), which.to(self.device)
+        if rows:
+            weights = self.engine.read_at_rest(rows, self.state.occupied)
+            self._kept |= dict(zip(rows, weights, strict=True))
+            self._kept_state = keep_rows(~which, self._kept_state, self.state)
+
+    def bring_back(self) -> None:
+        """Replace every network by its kept copy, to score it; it cannot be trained further."""
+        which = torch.tensor([row in self._kept for row in range(self.rows)], device=self.device)
+        self.table.state = keep_rows(~which, self.state, self._kept_state)
+        for row, weights in self._kept.items():
+            self.engine.write(row, weights, self.state.select([row]))
+        self._build()
 
 
 def _each(conditions: Sequence[Condition], value: Callable[[Condition], float]) -> Tensor:
@@ -275,6 +297,22 @@ class PopulationRows(ABC):
         """Return the kind of every blueprint at the index that is its id."""
         return blueprint_kinds(self.known_blueprints())
 
+    def made(self) -> dict[str, Any]:
+        """Return all settings that a snapshot depends on, without execution settings."""
+        config = {
+            name: value
+            for name, value in self.config.to_mapping().items()
+            if name not in EXECUTION_SETTINGS
+        }
+        rows = [self.task_of_row.count(index) for index in range(len(self.tasks))]
+        return {
+            "tasks": [task.name for task in self.tasks],
+            "rows": rows,
+            "settings": config,
+            "task settings": [task.config.to_mapping() for task in self.tasks],
+            "blueprints": list(self.known_blueprints()),
+        }
+
     @abstractmethod
     def view(self) -> RuleView:
         """Return the inputs of the legality rules, for all rows."""
@@ -286,6 +324,17 @@ class PopulationRows(ABC):
     @abstractmethod
     def results_on(self, split: Split) -> tuple[Tensor, Tensor]:
         """Return scores in points and losses on a whole split, each float64 [R]."""
+
+    @abstractmethod
+    def keep_networks(self, which: Tensor) -> None:
+        """Keep copies of the networks of rows, bool [R], in place of those kept before."""
+
+    @abstractmethod
+    def bring_back(self) -> None:
+        """Replace every network by its kept copy, to score it.
+
+        Optimizer state is not kept: afterwards rows can only be scored or reset.
+        """
 
     def test_scores(self) -> Tensor:
         """Return float64 [R]: every row's score on the test split, in points."""

@@ -1,10 +1,10 @@
-"""Checks whether modules run under `vmap`, and faster rules for norms, pools and convolutions.
+"""Checks whether modules run under `vmap`, and faster rules for some: norms, pools, and others.
 
 Under `vmap`, GroupNorm takes several passes, and norms and pools copy every activation to move rows
 to the front. Both treat all samples in the same way. So here they leave `vmap` and work on rows and
 samples as one batch, in any memory order; autograd works as usual. A ReLU or a residual sum after a
 norm is fused with it. On a CUDA device all of these, and plain convolutions, are kernels of this
-package.
+package. Attention of hosts leaves `vmap` too: on a CPU, `vmap` would loop over the rows.
 
 Hosts and blueprints can be any module: `host_problem` and `seed_problem` run it once, and return in
 one sentence why it cannot be stacked.
@@ -26,6 +26,8 @@ from torch.nn import functional as F
 
 from esper.kasmina.blueprints.conv import ConvBranch
 from esper.kasmina.blueprints.registry import Blueprint
+from esper.kasmina.hosts.cnn import StandardisedConv
+from esper.kasmina.hosts.transformer import MultiHeadAttention
 from esper.kasmina.seedbed import draw_probe, draw_seed
 from esper.lab.population.engine import SlotSpec
 from esper.leyline.actions import apply_function
@@ -33,6 +35,7 @@ from esper.leyline.errors import reason_of
 from esper.leyline.slots import Symmetry, Topology
 
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d)
+_CONVOLUTIONS = (nn.Conv2d, StandardisedConv)
 
 _BATCH_OF_IMAGES = 4
 """Number of dimensions of activations for the image kernels."""
@@ -130,6 +133,30 @@ class _StackedSampleWise(LeavesVmap):
         return function(x.flatten(0, 1)).unflatten(0, x.shape[:2]), dim
 
 
+class _StackedAttention(LeavesVmap):
+    """Leaves `vmap` for attention, which mixes the positions of one sample alone."""
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        causal: bool,
+    ) -> tuple[Tensor, int]:
+        parts = zip((query, key, value), in_dims[:3], strict=True)
+        query, key, value = (_first(x, dim, info.batch_size) for x, dim in parts)
+        out = F.scaled_dot_product_attention(
+            query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), is_causal=causal
+        )
+        return out.unflatten(0, query.shape[:2]), 0
+
+
 class _KernelPool(LeavesVmap):
     """Leaves `vmap` for a 2x2 max pool by a kernel."""
 
@@ -171,9 +198,10 @@ class _KernelConvolution(LeavesVmap):
 
 
 def install_vmap_rules(module: nn.Module) -> nn.Module:
-    """Make the norms, pools and convolutions of a module use these rules under `vmap`.
+    """Make norms, pools, convolutions and attention in a module use these rules under `vmap`.
 
-    This concerns PyTorch's own classes only: subclasses may behave differently.
+    This concerns PyTorch's own classes and those of this package: other subclasses may behave
+    differently.
     """
     for part in module.modules():
         if type(part) is nn.GroupNorm and part.affine:
@@ -182,10 +210,12 @@ def install_vmap_rules(module: nn.Module) -> nn.Module:
             part.forward = partial(_pool, part.forward)  # type: ignore[method-assign]
         elif type(part) in _POOLS and not getattr(part, "return_indices", False):
             part.forward = partial(_apply_sample_wise, part.forward)
-        elif type(part) is nn.Conv2d and _is_plain_convolution(part):
+        elif isinstance(part, nn.Conv2d) and _is_plain_convolution(part):
             part.forward = partial(_convolve, part, part.forward)  # type: ignore[method-assign]
         elif type(part) is nn.Sequential:
             part.forward = partial(_run_sequence, part)  # type: ignore[method-assign]
+        elif isinstance(part, MultiHeadAttention) and part.dropout == 0.0:
+            part.attend = _attend  # type: ignore[method-assign]
         elif isinstance(part, ConvBranch) and type(part).forward is ConvBranch.forward:
             part.forward = partial(_run_branch, part)  # type: ignore[method-assign]
     return module
@@ -216,6 +246,8 @@ def _is_plain_pool(pool: nn.MaxPool2d) -> bool:
 
 def _is_plain_convolution(conv: nn.Conv2d) -> bool:
     """Whether the kernels support a convolution: square, stride 1, dense or depthwise."""
+    if type(conv) not in _CONVOLUTIONS:
+        return False
     side, padding = conv.kernel_size[0], conv.padding
     if conv.kernel_size != (side, side) or conv.stride != (1, 1) or conv.dilation != (1, 1):
         return False
@@ -245,10 +277,15 @@ def _apply_sample_wise(function: SampleWise, x: Tensor) -> Tensor:
     return apply_function(_StackedSampleWise, x, function)
 
 
+def _attend(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    return apply_function(_StackedAttention, query, key, value, causal)
+
+
 def _convolve(conv: nn.Conv2d, plain: SampleWise, x: Tensor) -> Tensor:
     if not has_kernels(x) or x.dim() != _BATCH_OF_IMAGES:
         return plain(x)
-    out = apply_function(_KernelConvolution, x, conv.weight, int(conv.padding[0]), conv.groups)
+    filters = conv.filters() if isinstance(conv, StandardisedConv) else conv.weight
+    out = apply_function(_KernelConvolution, x, filters, int(conv.padding[0]), conv.groups)
     return out if conv.bias is None else out + conv.bias[:, None, None]
 
 

@@ -7,30 +7,34 @@ controller, so that hundreds of plans cost little more than one.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.hosts import BuiltInSeed, GrownConfig
+from esper.lab.population.engine import PopulationConfig, SlotSpec
+from esper.lab.population.sequential import find_slots
 from esper.lab.proof.plans import PlainSchedule
 from esper.lab.tasks.member import AnyMember
 from esper.lab.tasks.task import Task
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.config import Config
 from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.errors import UsageError, nearest
+from esper.leyline.errors import ConfigError, UsageError, nearest
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.tamiyo.controllers import CONTROLLERS, find_policy, make_controller
+from esper.tamiyo.controllers import CONTROLLERS, find_controller, find_policy, make_controller
 from esper.utils.randomness import derive_seed
 
-# ---- Static networks: wider hosts, and grown architectures trained from scratch
+# ---- Static networks: wider and deeper hosts, and grown architectures trained from scratch
 
 
 WIDTHS = ("channels", "hidden", "dim")
@@ -53,10 +57,21 @@ def widened(task: Task, factor: float, learning_rate: float) -> Task:
             "be widened; leave out the static arms"
         )
     changed = {name: _scaled(options, name, factor) for name in names}
-    config = task.config.replace(
-        host_options=options.replace(**changed), learning_rate=learning_rate
-    )
-    return type(task)(config)
+    return _with_host(task, host_options=options.replace(**changed), learning_rate=learning_rate)
+
+
+def _with_host(task: Task, **changes: Any) -> Task:
+    """Return the task with another host, and as many FLOPs as before.
+
+    A budget such as "10x" is a multiple of what the task's own host takes, so it becomes another
+    multiple of what the new one takes.
+    """
+    changed = type(task)(task.config.replace(**changes))
+    budget = task.config.budget
+    if not isinstance(budget, str):
+        return changed
+    times = float(budget.removesuffix("x")) * task.host_flops / changed.host_flops
+    return type(task)(changed.config.replace(budget=f"{times!r}x"))
 
 
 def _scaled(options: Config, name: str, factor: float) -> int | tuple[int, ...]:
@@ -71,8 +86,49 @@ def _scaled(options: Config, name: str, factor: float) -> int | tuple[int, ...]:
 def from_scratch(task: Task, seeds: Architecture) -> Task:
     """Return the task whose host has these seeds from the beginning."""
     options = GrownConfig(host=task.config.host, host_options=task.config.host_options, seeds=seeds)
-    name = f"grown_{task.topology}"
-    return type(task)(task.config.replace(host=name, host_options=options))
+    return _with_host(task, host=f"grown_{task.topology}", host_options=options)
+
+
+def deepened(task: Task, depth: int) -> Task:
+    """Return the task whose host has `depth` blocks from the beginning where it has one now.
+
+    These are the blocks in front of slots in which copies can grow. A depth whose cost the budget
+    does not pay for is halved until it does, as a controller could not grow to it either.
+
+    Raises:
+        UsageError: No block can be copied.
+    """
+    if depth == 1:
+        return task
+    deeper = from_scratch(task, _copies(task, depth - 1))
+    try:
+        deeper.compute_budget(task.config.validation_samples)
+    except ConfigError:
+        return deepened(task, depth // 2)
+    return deeper
+
+
+_COPYABLE: dict[Hashable, tuple[SlotSpec, ...]] = {}
+"""Slots by host and options: the members of a family share a few hosts."""
+
+
+def _copies(task: Task, count: int) -> Architecture:
+    """Return so many copies of the block in front of every slot that can hold them."""
+    config = task.config
+    key = (type(task).build_host, config.host, repr(config.host_options), config.input_shape)
+    if key not in _COPYABLE:
+        _COPYABLE[key] = find_slots(task.build_host(0), task, PopulationConfig(copies=True))
+    slots = _COPYABLE[key]
+    fitting = [slot for slot in slots if not slot.kin.problem]
+    if not fitting:
+        raise UsageError(
+            f"no block of host {task.config.host!r} can be copied, so that it cannot be deepened: "
+            f"at {slots[0].name} {slots[0].kin.problem}; leave out the arms of depth"
+        )
+    return tuple(
+        BuiltInSeed(slot=slot.name, blueprint=KIN, channels=slot.channels, copies=count)
+        for slot in fitting
+    )
 
 
 def commonest(architectures: Sequence[Architecture]) -> Architecture:
@@ -127,9 +183,13 @@ class RowControllers:
 
 WAIT = "wait"
 STATIC = "static"
+DEPTH = "depth"
 SCRATCH = "scratch"
 
-DRAWS_NOTHING = (WAIT, "plateau", "heuristic", "trial", "schedule", "greedy", "tamiyo")
+DRAWS_NOTHING = (
+    *(WAIT, "plateau", "heuristic", "trial", "slope", "schedule", "greedy", "tamiyo"),
+    *("frozen", "without_curves", "only_curves"),
+)
 """Controllers whose actions in a row depend on that row's signals alone: one instance serves all
 members. Others, such as third-party ones, may depend on the row's number: each member has its
 own."""
@@ -183,6 +243,23 @@ class StaticArm:
 
 
 @dataclass(frozen=True)
+class DepthArm:
+    """A deeper host without growth."""
+
+    name: str
+    depth: int
+    """Blocks where the member's host has one."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Learning rate by member; the member's own where there is none."""
+
+    def task(self, member: AnyMember) -> Task:
+        """Return the member's task with a deeper host."""
+        task = deepened(member.task(), self.depth)
+        rate = self.rates.get(member.label, task.config.learning_rate)
+        return type(task)(task.config.replace(learning_rate=rate))
+
+
+@dataclass(frozen=True)
 class ScratchArm:
     """The architecture that another arm grew on a member, trained from scratch."""
 
@@ -195,7 +272,7 @@ class ScratchArm:
         return from_scratch(member.task(), self.architectures[member.label])
 
 
-Arm = ScheduleArm | ControllerArm | StaticArm | ScratchArm
+Arm = ScheduleArm | ControllerArm | StaticArm | DepthArm | ScratchArm
 """Something to compare; `task` returns the task of its rows on a member."""
 
 
@@ -231,7 +308,7 @@ class ArmSpec:
 
     name: str
     kind: str
-    """A registered controller, or contextual, privileged, static, scratch."""
+    """A registered controller, or contextual, privileged, static, depth, scratch."""
     argument: str | None
 
     @property
@@ -239,8 +316,22 @@ class ArmSpec:
         """The controller's name with its argument."""
         return self.kind if self.argument is None else f"{self.kind}:{self.argument}"
 
+    @property
+    def depth(self) -> int:
+        """Depth of a depth arm."""
+        return int((self.argument or "").partition(",")[0])
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether its learning rate is chosen on every member, on separate seeds."""
+        return self.kind == STATIC or (
+            self.kind == DEPTH and (self.argument or "").endswith(_TUNED)
+        )
+
 
 _FILES = ("contextual", "privileged")
+_TUNED = ",tuned"
+_DEPTH = re.compile(rf"[1-9]\d*({_TUNED})?\Z")
 KINDS = {
     "wait": "nothing grows",
     "random": "a random legal operation at every decision",
@@ -248,13 +339,18 @@ KINDS = {
     "plateau": "a seed when the score has stopped rising, kept if it rose (plateau:patience=5)",
     "heuristic": "the hand-written rules, with settings or a file of them (heuristic:FILE)",
     "trial": "one seed at a time from the middle slot, kept if it contributes (trial:seeds=1)",
+    "slope": "doubles the depth of a stage when that pays per FLOP (slope:windows=4)",
     "schedule": "one schedule on every member (schedule:FILE)",
     "contextual": "a schedule by the task's descriptors, without feedback (contextual:FILE)",
     "privileged": "the schedule searched on the member itself (privileged:FILE)",
     "greedy": "a learned policy, its likeliest actions (greedy:FOLDER, or just the FOLDER)",
     "learned": "a learned policy that samples its actions (learned:FOLDER)",
+    "frozen": "a learned policy whose curves stay at their first values (frozen:FOLDER)",
+    "without_curves": "a learned policy that sees no curves (without_curves:FOLDER)",
+    "only_curves": "a learned policy that sees nothing but curves (only_curves:FOLDER)",
     "tamiyo": "the learned controller of Esper, or one in a folder (tamiyo:FOLDER)",
     "static": "hosts of 1, 1.5, 2 and 3 times the width, each at its own tuned learning rate",
+    "depth": "4 blocks for each one of the host, from the start (depth:4, or depth:4,tuned)",
     "scratch": "the architecture that another arm grew, trained from scratch (scratch:ARM)",
 }
 """The kinds of arms, for help texts."""
@@ -272,6 +368,13 @@ def parse_arm(text: str) -> ArmSpec:
         raise UsageError(f"arm {kind!r} needs an argument; write {kind}:{wanted}")
     if kind == STATIC and colon:
         raise UsageError(f"arm 'static' takes no argument, got {argument!r}")
+    if kind == DEPTH:
+        if not _DEPTH.match(argument):
+            raise UsageError(
+                f"arm 'depth' needs a number of blocks, 1 or more, got {argument!r}; write "
+                f"depth:4, or depth:4{_TUNED} to tune its learning rate"
+            )
+        return ArmSpec(name or f"depth {argument.replace(',', ', ')}", kind, argument)
     known = (*_FILES, STATIC, SCRATCH)
     if kind not in known and kind not in CONTROLLERS:
         if not find_policy(spec).exists():
@@ -282,6 +385,26 @@ def parse_arm(text: str) -> ArmSpec:
             )
         return ArmSpec(name or spec.rstrip("/").rpartition("/")[2], "greedy", spec)
     return ArmSpec(name or kind, kind, argument if colon else None)
+
+
+def weights_digest(spec: ArmSpec) -> str:
+    """Return the SHA-256 of the weights of a learned arm, which draws claim members."""
+    folder = None
+    if spec.kind == "tamiyo":
+        folder = find_controller(spec.argument or spec.kind)
+    elif spec.kind in ("greedy", "learned") and spec.argument:
+        folder = find_policy(spec.argument)
+    files = [] if folder is None else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UsageError(
+            f"arm {spec.name!r} has no weights, and the claim members follow from the SHA-256 of "
+            "those of the first arm; put a learned policy first, or write "
+            "--set members.claim_key=SHA256"
+        )
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def check_names(specs: Sequence[ArmSpec]) -> None:

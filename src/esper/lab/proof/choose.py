@@ -206,6 +206,44 @@ def best_by_member(
     return found
 
 
+def measure_headroom(table: Table, arms: Sequence[str], split: Split) -> dict[str, float]:
+    """Return what the best arm of every member in hindsight gains over the best single one.
+
+    Waiting is an arm too. Both are chosen on half of the seeds and scored on the other half, both
+    ways, so luck does not count. Everything is a log ratio, hence about a share of the loss.
+
+    Returns:
+        `hindsight`: the gain, mean over members, with its `standard_error`; `single`: what the
+        best single arm gains over waiting; and the numbers of `members` and `seeds`. Nothing where
+        an arm has a single seed.
+    """
+    finalists = most_played(table, arms)
+    seeds = min((len(own[arm].seeds) for own in table.values() for arm in finalists), default=0)
+    if seeds < 2:
+        return {}
+    values = np.array(
+        [
+            [np.zeros(seeds), *(getattr(own[arm], split)[:seeds] for arm in finalists)]
+            for own in table.values()
+        ]
+    )
+    first, second = values[..., ::2].mean(-1), values[..., 1::2].mean(-1)
+    rows = np.arange(len(values))
+    own, single = [], []
+    for chosen, judged in ((first, second), (second, first)):
+        own.append(judged[rows, chosen.argmax(1)])
+        single.append(judged[:, chosen.mean(0).argmax()])
+    gains = np.mean(own, 0) - np.mean(single, 0)
+    error = gains.std(ddof=1) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
+    return {
+        "hindsight": float(gains.mean()),
+        "standard_error": float(error),
+        "single": float(np.mean(single)),
+        "members": float(len(values)),
+        "seeds": float(seeds),
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextualRule:
     """Chooses a schedule for a task by its descriptors: the best one on similar tasks.

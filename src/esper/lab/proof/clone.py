@@ -65,12 +65,14 @@ class ScheduleTeacher:
     """Returns the next action of every row's schedule.
 
     Args:
-        schedules: one for every row, with `grow` entries only, as a search writes them.
+        schedules: one for every row, with `grow` entries and doublings by `kin`, as a search
+            writes them.
     """
 
     def __init__(self, schedules: Sequence[Schedule]) -> None:
         """Keep the schedules; the teacher has no other state."""
-        assert all(entry.is_tended for schedule in schedules for entry in schedule)
+        known = (LifecycleOp.GERMINATE,)
+        assert all(entry.op in known for schedule in schedules for entry in schedule)
         self._schedules = tuple(schedules)
 
     def advise(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
@@ -81,28 +83,37 @@ class ScheduleTeacher:
 
 def advise_row(row: RowView, schedule: Schedule) -> Choice:
     """Return the schedule's action in one row."""
-    planned: dict[int, Entry] = {}
+    planned: dict[int, list[Entry]] = {}
     for entry in schedule:
-        slot = entry.slot_of(sum(row.enabled))
-        if slot is not None:
-            planned.setdefault(slot, entry)
+        for slot in entry.slots_of(sum(row.enabled)):
+            planned.setdefault(slot, []).append(entry)
     live = [slot for slot, stage in enumerate(row.stage) if stage in LIVE_STAGES]
-    wanted = [s for s in live if s in planned and row.blueprint[s] in planned[s].blueprints]
+    wanted = [s for s in live if s in planned and row.blueprint[s] in planned[s][0].blueprints]
     prune = LifecycleOp.PRUNE
-    wishes = advance_seeds(row, wanted)
+    wishes = advance_seeds(row, [slot for slot in wanted if planned[slot][0].is_tended])
     wishes += [
         {"op": int(prune), "slot": slot}
         for slot in live
         if slot not in wanted and row.legal[prune][slot]
     ]
-    for slot, entry in planned.items():
-        is_missing = row.stage[slot] not in MODULE_STAGES and row.legal[entry.op][slot]
-        if is_missing and row.epoch >= entry.first_epoch(row.horizon):
-            choice = carry_out(entry, slot, row)
+    for slot, entries in planned.items():
+        done = _times_grown(row, slot)
+        next_one = entries[done] if done < len(entries) else None
+        if next_one is None or not row.legal[next_one.op][slot]:
+            continue
+        if row.epoch >= next_one.first_epoch(row.horizon):
+            choice = carry_out(next_one, slot, row)
             wishes += [] if choice is None else [choice]
     # An op whose gate has just failed comes last, so that other seeds need not wait for it.
     failed = None if row.last_success else row.last_op
     return min(wishes, key=lambda wish: wish["op"] == failed, default=WAIT)
+
+
+def _times_grown(row: RowView, slot: int) -> int:
+    """Return how many entries of a slot are done: its doublings, or 1 for another seed."""
+    if row.stage[slot] not in MODULE_STAGES:
+        return 0
+    return (row.copies[slot] + 1).bit_length() - 1 if row.copies[slot] else 1
 
 
 CLONE_SEEDS = 1 << 34

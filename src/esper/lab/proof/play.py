@@ -18,6 +18,7 @@ from torch import Tensor
 from esper.kasmina.blueprints.registry import copied_names
 from esper.kasmina.costs import HostMultiples, host_multiple
 from esper.kasmina.hosts import BuiltInSeed
+from esper.kasmina.row_group import keep_rows
 from esper.lab.population.engine import PopulationConfig, Strategy
 from esper.lab.population.population import Population
 from esper.lab.population.ray_population import AnyPopulation, RayCluster, RayPopulation
@@ -59,6 +60,11 @@ class PlayConfig(HostMultiples):
         0, "Most rows at once; 0 is 1,024 on a CUDA device and 64 on a CPU.", minimum=0
     )
     data: str | None = option(None, "File or folder of the data; the usual places if empty.")
+    keep: Literal["last", "best"] = option(
+        "last",
+        "Which network of a row is scored: that of its last epoch, or of the epoch with its best "
+        "validation score.",
+    )
     population: PopulationConfig = option(
         PopulationConfig(lifecycle=LIFE), "How rows live; by default as in our recipes."
     )
@@ -221,13 +227,17 @@ class Player:
         """Play cells together and return their results; None if stopped."""
         stage = self.prepare(chunk)
         population, cells = stage.population, stage.cells
-        tally = _Tally(population)
+        tally = _Tally(population, keeps_best=self.config.keep == "best")
         moments = live_episodes(population, _make_controllers(stage), stage.seeds)
         for epoch, moment in enumerate(moments, start=1):
             lived = tally.note(moment.signals.to("cpu"), is_start=moment.actions is None)
+            if tally.keeps_best:
+                population.keep_networks(tally.improved)
             clock.tick(lived, epoch)
             if self._is_stopped():
                 return None
+        if tally.keeps_best:
+            population.bring_back()
         # Networks differ by few points, so the whole validation split is scored here, not only
         # the subset that is scored after every epoch.
         ends = {split: population.results_on(split) for split in ENDS}
@@ -320,10 +330,14 @@ def make_chunks(cells: Sequence[Cell], rows: int) -> list[list[Cell]]:
 
 
 class _Tally:
-    """Counts operations and events of rows while they train."""
+    """Counts operations and events of rows while they train, and finds their best epochs."""
 
-    def __init__(self, population: AnyPopulation) -> None:
+    def __init__(self, population: AnyPopulation, *, keeps_best: bool = False) -> None:
         rows = population.rows
+        self.keeps_best = keeps_best
+        self.improved = torch.ones(rows, dtype=torch.bool)
+        """Bool [R], rows whose last epoch has the best validation score so far."""
+        self._best = torch.full((rows,), -torch.inf)
         samples = [len(condition.data.subset) for condition in population.conditions]
         self._validated = torch.tensor([samples[index] for index in population.task_of_row])
         self._epoch = torch.zeros(rows, dtype=torch.int64)
@@ -333,6 +347,7 @@ class _Tally:
         self._pruned = torch.zeros(rows, dtype=torch.int64)
         self._rolled_back = torch.zeros(rows, dtype=torch.bool)
         self._signals: Signals | None = None
+        """Those of the epoch that is scored, for each row."""
         self._blueprints = population.known_blueprints()
 
     def note(self, signals: Signals, *, is_start: bool) -> int:
@@ -348,8 +363,18 @@ class _Tally:
             self._germinated += done & (signals.last_op == int(LifecycleOp.GERMINATE))
             self._pruned += done & (signals.last_op == int(LifecycleOp.PRUNE))
         self._rolled_back |= signals.rolled_back
-        self._signals = signals
+        self._note_best(signals, lived)
         return int(lived.sum())
+
+    def _note_best(self, signals: Signals, lived: Tensor) -> None:
+        """Remember the signals of the epochs whose networks are scored."""
+        if self._signals is None or not self.keeps_best:
+            self._signals = signals
+            self._best = signals.val_score.nan_to_num(nan=-torch.inf)
+            return
+        self.improved = lived & (signals.val_score > self._best)
+        self._best = torch.where(self.improved, signals.val_score, self._best)
+        self._signals = keep_rows(~self.improved, self._signals, signals)
 
     def result(
         self, cell: Cell, task: Task, data: TaskData, ends: Mapping[Split, Ends], rows: slice
@@ -382,6 +407,7 @@ class _Tally:
             fossilized=(signals.stage[rows] == int(SeedStage.FOSSILIZED)).sum(1).tolist(),
             pruned=self._pruned[rows].tolist(),
             rolled_back=self._rolled_back[rows].tolist(),
+            scored_epochs=signals.epoch[rows].tolist(),
             grown=[
                 grown_seeds(signals, row, names, self._blueprints)
                 for row in range(rows.start, rows.stop)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
@@ -21,12 +22,14 @@ import numpy as np
 
 from esper.lab.population.engine import EXECUTION_SETTINGS
 from esper.lab.proof.arm import (
+    DEPTH,
     SCRATCH,
     STATIC,
     WAIT,
     Arm,
     ArmSpec,
     ControllerArm,
+    DepthArm,
     ScheduleArm,
     ScratchArm,
     StaticArm,
@@ -54,7 +57,6 @@ from esper.lab.proof.results import (
 from esper.lab.proof.statistics import Floats, compare, log_ratios
 from esper.lab.tasks.family import FamilySplit, MemberChoice
 from esper.lab.tasks.member import AnyMember
-from esper.lab.tasks.task import descriptors
 from esper.leyline.config import Config, option
 from esper.leyline.errors import UsageError, unknown_name
 from esper.utils.settings import read_named
@@ -85,7 +87,8 @@ class ProveConfig(Config):
     )
     rates: tuple[float, ...] = option(
         (0.25, 0.5, 1.0, 2.0, 4.0),
-        "Learning rates tried for every static network, as multiples of the member's.",
+        "Learning rates tried for every static network and every tuned depth, as multiples of the "
+        "member's.",
         above=0.0,
     )
     rate_seeds: int = option(2, "Number of seeds that choose a rate.", minimum=1)
@@ -101,7 +104,7 @@ class ProveConfig(Config):
         super().__post_init__()
         specs = [parse_arm(text) for text in self.arms]
         check_names(specs)
-        if specs and specs[0].kind in (STATIC, SCRATCH):
+        if specs and (specs[0].is_tuned or specs[0].kind == SCRATCH):
             raise UsageError(
                 f"the first arm is compared with the others, so it cannot be {specs[0].name!r}; "
                 "put a controller first"
@@ -127,14 +130,16 @@ class Proof:
         self.specs = [parse_arm(text) for text in config.arms]
         if WAIT not in {spec.name for spec in self.specs}:
             self.specs.append(ArmSpec(WAIT, WAIT, None))
-        self._plain = [make_arm(spec) for spec in self.specs if spec.kind not in (STATIC, SCRATCH)]
+        self._plain = [
+            make_arm(spec) for spec in self.specs if not spec.is_tuned and spec.kind != SCRATCH
+        ]
         self.results = ResultFile(folder / RESULTS_FILE)
 
     def run(self) -> bool:
         """Play what is missing; return False if stopped."""
         return (
             self._play(self._rate_cells())
-            and self._play([*self._cells(self._plain), *self._cells(self._static())])
+            and self._play([*self._cells(self._plain), *self._cells(self._tuned())])
             and self._play(self._cells(self._scratch()))
         )
 
@@ -188,35 +193,45 @@ class Proof:
         return [Cell("proof", arm, member, seeds) for member in self.members for arm in arms]
 
     def _rate_cells(self) -> list[Cell]:
-        if not self._has(STATIC):
-            return []
         seeds = tuple(range(RATE_SEEDS, RATE_SEEDS + self.config.rate_seeds))
         return [
-            Cell("rates", self._candidate(member, size, factor), member, seeds)
+            Cell("rates", candidate, member, seeds)
             for member in self.members
-            for size in self.config.sizes
+            for make in self._untuned()
+            for _, candidate in self._candidates(make, member)
+        ]
+
+    def _untuned(self) -> list[MakeArm]:
+        """Return the makers of arms whose learning rate is tuned."""
+        found: list[MakeArm] = []
+        for spec in self.specs:
+            if spec.kind == STATIC:
+                found += [partial(_static_arm, size) for size in self.config.sizes]
+            elif spec.is_tuned:
+                found.append(partial(_depth_arm, spec))
+        return found
+
+    def _candidates(self, make: MakeArm, member: AnyMember) -> list[tuple[float, Arm]]:
+        """Return the learning rates that are tried on a member, with their arms."""
+        own = member.task().config.learning_rate
+        return [
+            (factor * own, make(f", rate x{factor:g}", {member.label: factor * own}))
             for factor in self.config.rates
         ]
 
-    def _candidate(self, member: AnyMember, size: float, factor: float) -> StaticArm:
-        rate = factor * member.task().config.learning_rate
-        return StaticArm(f"{_static_name(size)}, rate x{factor:g}", size, {member.label: rate})
-
-    def _static(self) -> list[Arm]:
-        """Return the static arms, each with its best rate on every member."""
-        if not self._has(STATIC):
-            return []
+    def _tuned(self) -> list[Arm]:
+        """Return the arms that are tuned, each with its best rate on every member."""
         found: list[Arm] = []
-        for size in self.config.sizes:
+        for make in self._untuned():
             rates = {}
             for member in self.members:
-                tried = [self._candidate(member, size, factor) for factor in self.config.rates]
-                best = min(tried, key=lambda arm, m=member: self._rate_error(arm, m))  # type: ignore[misc]
-                rates[member.label] = best.rates[member.label]
-            found.append(StaticArm(_static_name(size), size, rates))
+                tried = self._candidates(make, member)
+                errors = [self._rate_error(arm, member) for _, arm in tried]
+                rates[member.label], _ = tried[errors.index(min(errors))]
+            found.append(make("", rates))
         return found
 
-    def _rate_error(self, arm: StaticArm, member: AnyMember) -> float:
+    def _rate_error(self, arm: Arm, member: AnyMember) -> float:
         return fmean(np.log(self.results.get(("rates", arm.name, member.label)).val_errors))
 
     def _scratch(self) -> list[Arm]:
@@ -249,6 +264,8 @@ def make_arm(spec: ArmSpec) -> Arm:
     """Return the arm of a specification; its file is read."""
     if spec.kind == WAIT:
         return dataclasses.replace(waiting(), name=spec.name)
+    if spec.kind == DEPTH:
+        return DepthArm(spec.name, spec.depth)
     if spec.kind == "schedule" and spec.argument:
         entries: PlainSchedule = read_named(spec.argument, "schedule")
         return ScheduleArm(spec.name, lambda member: entries)
@@ -256,7 +273,7 @@ def make_arm(spec: ArmSpec) -> Arm:
         assert spec.argument is not None, "parse_arm asks for a file"
         document = read_named(spec.argument, "contextual schedule")
         rule = ContextualRule.from_mapping(document, spec.argument)
-        return ScheduleArm(spec.name, lambda member: rule.schedule(descriptors(member.task())))
+        return ScheduleArm(spec.name, lambda member: rule.schedule(member.descriptors()))
     if spec.kind == "privileged":
         return ScheduleArm(spec.name, _privileged(spec.argument or ""))
     return ControllerArm(spec.name, spec.controller)
@@ -278,8 +295,16 @@ def _privileged(path: str) -> Any:
     return schedule
 
 
-def _static_name(size: float) -> str:
-    return f"static x{size:g}"
+MakeArm = Callable[[str, Mapping[str, float]], Arm]
+"""Makes an arm from what its name ends with, and its learning rate by member."""
+
+
+def _static_arm(size: float, end: str, rates: Mapping[str, float]) -> Arm:
+    return StaticArm(f"static x{size:g}{end}", size, rates)
+
+
+def _depth_arm(spec: ArmSpec, end: str, rates: Mapping[str, float]) -> Arm:
+    return DepthArm(f"{spec.name}{end}", spec.depth, rates)
 
 
 # ---- Public benchmarks: sets of members with a name and a version that never change
@@ -391,6 +416,8 @@ def checksum(config: ProveConfig) -> str:
         "confidence": config.confidence,
         "limits": [config.play.param_limit, config.play.flop_limit],
         "horizon": config.play.horizon,
+        # The published checksums are older than the choice.
+        **({} if config.play.keep == "last" else {"keep": config.play.keep}),
         "population": _without(_NEWER_OF_POPULATIONS, population),
         "tasks": [
             [

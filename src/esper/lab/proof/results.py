@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -92,7 +92,7 @@ class CellResult:
     test_scores: list[float]
     parameters: list[int]
     flops: list[int]
-    """FLOPs of one sample's forward pass at the end."""
+    """FLOPs of one sample's forward pass through the scored network."""
     host_parameters: int
     """Of the member's own host."""
     host_flops: int
@@ -105,7 +105,9 @@ class CellResult:
     pruned: list[int]
     rolled_back: list[bool]
     grown: list[list[dict[str, Any]]]
-    """The seeds in the final network, as plain data of `BuiltInSeed`."""
+    """The seeds in the scored network, as plain data of `BuiltInSeed`."""
+    scored_epochs: list[int] = field(default_factory=list)
+    """Epochs whose networks were scored; empty in results of older versions."""
 
     @property
     def key(self) -> Key:

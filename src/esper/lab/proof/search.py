@@ -23,10 +23,12 @@ from esper.lab.proof.choose import (
     best_by_member,
     best_single,
     fit_contextual,
+    measure_headroom,
     most_played,
     read_table,
     shrunk,
 )
+from esper.lab.proof.doublings import breed_doublings, make_doublings
 from esper.lab.proof.plans import (
     PlainSchedule,
     Rung,
@@ -44,7 +46,6 @@ from esper.lab.proof.play import Cell, PlayConfig, Player
 from esper.lab.proof.results import RESULTS_FILE, ResultFile
 from esper.lab.tasks.family import MemberChoice
 from esper.lab.tasks.member import AnyMember
-from esper.lab.tasks.task import descriptors
 from esper.leyline.config import Config, option
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
 from esper.tamiyo.controllers.schedule import describe_schedule
@@ -62,6 +63,9 @@ HEURISTIC_FILE = "heuristic.json"
 RATIOS_FILE = "ratios.jsonl"
 PLANS_FILE = "plans.json"
 
+_SPACES = {"seeds": (make_plans, breed_plan), "doublings": (make_doublings, breed_doublings)}
+"""By name: makes the first plans, and changes one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(Config):
@@ -75,6 +79,10 @@ class SearchConfig(Config):
         "Plans bred from the best of the first rung, per generation; each changes one or two "
         "fields of the best plan of some member.",
         minimum=1,
+    )
+    space: Literal["seeds", "doublings"] = option(
+        "seeds",
+        "What plans do: grow seeds, or double the depth of all stages by copies of their blocks.",
     )
     heuristics: int = option(
         16, "Settings of the heuristic that are also tried; 0 for none.", minimum=0
@@ -139,7 +147,8 @@ class Search:
         self._player = player
         self.rungs = parse_rungs(config.rungs)
         self._topologies = tuple(dict.fromkeys(member.task().topology for member in members))
-        plans = make_plans(config.seed, self.rungs[0].plans, self._topologies)
+        make, self._change = _SPACES[config.space]
+        plans = make(config.seed, self.rungs[0].plans, self._topologies)
         self.plans: dict[str, PlainSchedule] = {plan.name: plan.entries for plan in plans}
         if (folder / PLANS_FILE).exists():
             self.plans |= read_plans(folder / PLANS_FILE)
@@ -206,6 +215,7 @@ class Search:
                 }
                 for member, (plan, worth) in by_member.items()
             },
+            "headroom": measure_headroom(table, list(self.plans), split),
             "contextual": {"neighbours": rule.neighbours, "held_out_log_ratio": rule.held_out},
         }
         if self.settings:
@@ -224,7 +234,7 @@ class Search:
         return summary
 
     def _places(self) -> Places:
-        return {member.label: descriptors(member.task()) for member in self.members}
+        return {member.label: member.descriptors() for member in self.members}
 
     def _breed(self, generation: int, count: int) -> None:
         """Add new plans, bred from the best plan of some member.
@@ -241,7 +251,7 @@ class Search:
         while names:
             own = values[pick(stream, self.members).label]
             parent = parents[max(own, key=lambda plan: own[plan])]
-            child = breed_plan(names[0], parent, stream, self._topologies)
+            child = self._change(names[0], parent, stream, self._topologies)
             told = describe_schedule(child.entries)
             if told not in known:
                 known.append(told)
@@ -295,7 +305,7 @@ class Search:
 
     def _lessons(self, table: Table, places: Places) -> dict[str, list[dict[str, Any]]]:
         """Return a schedule for every member, played or similar to played ones, for a clone."""
-        others = {m.label: descriptors(m.task()) for m in self._taught if m.label not in places}
+        others = {m.label: m.descriptors() for m in self._taught if m.label not in places}
         starts = {name: start_of(entries) for name, entries in self.plans.items()}
         # If all plans start earlier than the setting, the latest are used.
         earliest = min(self.config.lessons_from, max(starts.values()))

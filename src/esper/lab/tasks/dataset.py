@@ -27,6 +27,7 @@ from esper.lab.tasks.splits import (
     permutation,
     subsample,
 )
+from esper.lab.tasks.wrong_tokens import WrongTokens, choose_wrong_tokens
 from esper.leyline.errors import ConfigError, DataError
 from esper.utils.process import to_device
 from esper.utils.randomness import derive_seed, random_orders, random_words
@@ -147,6 +148,7 @@ class TaskData:
         subset: Indices of the fixed validation samples that are scored after every epoch.
         samples_per_step: Samples in one epoch of training.
         augmentation: Augmentation of training images.
+        wrong_tokens: Training targets of text that are replaced; None where all are right.
     """
 
     splits: Splits
@@ -155,6 +157,7 @@ class TaskData:
     subset: Tensor
     samples_per_step: int
     augmentation: Augmentation = "none"
+    wrong_tokens: WrongTokens | None = None
 
     @property
     def name(self) -> str:
@@ -201,8 +204,13 @@ class TaskData:
         if given is not None:
             is_shared = given is self.splits.targets["train"]
             given = splits.targets["train"] if is_shared else given.to(splits.device)
+        wrong = self.wrong_tokens
         return dataclasses.replace(
-            self, splits=splits, train_targets=given, subset=self.subset.to(splits.device)
+            self,
+            splits=splits,
+            train_targets=given,
+            subset=self.subset.to(splits.device),
+            wrong_tokens=None if wrong is None else wrong.to(splits.device),
         )
 
     def batch(
@@ -223,16 +231,19 @@ class TaskData:
         x = self.splits.samples[split][indices]
         if self.kind == "tokens":
             tokens = x.long()
-            return tokens[..., :-1], tokens[..., 1:]
+            x, targets = tokens[..., :-1], tokens[..., 1:]
+            if split == "train" and self.wrong_tokens is not None:
+                targets = self.wrong_tokens.replace(targets, indices)
+            return x, targets
         if crops is not None:
             flat = x.reshape(-1, *x.shape[-3:])
             x = crop_flip(flat, crops.flatten()).reshape(x.shape)
         x = x.float()
         if self.splits.gain is not None and self.splits.bias is not None:
             x = x * self.splits.gain + self.splits.bias
-        targets = self.targets(split)
-        assert targets is not None, "what is no text has targets"
-        return x, targets[indices]
+        given = self.targets(split)
+        assert given is not None, "what is no text has targets"
+        return x, given[indices]
 
     def order(self, key: int, epoch: int) -> Tensor:
         """Return the training samples of an epoch, int64 [samples_per_step] on the CPU.
@@ -304,7 +315,8 @@ def choose_data(
         splits: The splits of the source.
         samples_per_step: Samples in one epoch; by default the number of training samples in use.
         train_size: Use only this many training samples.
-        label_noise: Share of the training labels that are replaced by another class.
+        label_noise: Share of the training labels that are replaced by another class, or of the
+            next tokens of a text by another of its tokens.
         augmentation: Augmentation of training images.
         validation_samples: Size of the fixed validation subset; all samples if there are fewer.
     """
@@ -318,9 +330,14 @@ def choose_data(
             kept = subsample(Part(kept, labels), train_size, "train_size")
         except DataError as error:
             raise ConfigError(str(error)) from None
-    if label_noise > 0.0:
+    wrong_tokens = None
+    if label_noise > 0.0 and splits.kind == "tokens":
+        wrong_tokens = choose_wrong_tokens(splits, label_noise)
+    elif label_noise > 0.0:
         if splits.objective != "classification" or (splits.num_classes or 0) < 2:
-            raise ConfigError(f"label_noise needs two or more classes, but {splits.name} has none")
+            raise ConfigError(
+                f"label_noise needs two or more classes, or text, but {splits.name} has neither"
+            )
         assert targets is not None
         assert splits.num_classes is not None
         labels = targets.cpu().numpy().copy()
@@ -334,4 +351,5 @@ def choose_data(
         subset=torch.from_numpy(chosen).to(splits.device),
         samples_per_step=samples_per_step or len(kept),
         augmentation=augmentation,
+        wrong_tokens=wrong_tokens,
     )

@@ -12,14 +12,16 @@ chosen on *select* members, and claims are measured on *claim* members.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
-from esper.lab.tasks.member import AnyMember, Architecture, HostKind, Member, SlotPlace
+from esper.lab.tasks import arena
+from esper.lab.tasks.arena import DepthMember, Draws
+from esper.lab.tasks.member import AnyMember, HostKind, Member, SlotPlace
 from esper.lab.tasks.presets import Cifar16, CifarBaseline, Digits, Fashion14
 from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError, UsageError
@@ -31,6 +33,19 @@ FamilySplit = Literal["train", "select", "claim"]
 
 Purpose = Literal["lacks capacity", "neutral", "useless or harmful"]
 """The expected benefit of growth on a claim member, by its axis values."""
+
+
+FamilyMember = Member | DepthMember
+
+
+class MemberSource(Protocol):
+    """Where the members of a split come from: a product of axes, or a generator."""
+
+    def items(self) -> list[tuple[str, tuple[object, ...]]]:
+        """Return every axis with its values."""
+
+    def members(self) -> tuple[FamilyMember, ...]:
+        """Return the members, always the same ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +88,25 @@ class Family:
     Attributes:
         name: Name in configurations.
         summary: One line for people.
-        train: Axes of the members that controllers train on.
-        select: Axes of the members that policies are chosen on.
+        train: Members that controllers train on.
+        select: Members that policies are chosen on.
         claims: Members that claims are measured on, by the expected benefit of growth.
+        claim_draws: Generator of claim members, for families whose claim nobody chooses: its key
+            is the SHA-256 of the weights that are judged.
+        settings: Settings of searches, clones and proofs on this family, by name.
     """
 
     name: str
     summary: str
-    train: Axes
-    select: Axes
+    train: MemberSource
+    select: MemberSource
     claims: Mapping[Purpose, tuple[Member, ...]] = field(default_factory=dict)
+    claim_draws: Draws | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise if splits share a member."""
-        seen: dict[Member, FamilySplit] = {}
+        seen: dict[FamilyMember, FamilySplit] = {}
         for split in ("train", "select", "claim"):
             for member in self.members(split):
                 if member in seen:
@@ -102,22 +122,32 @@ class Family:
                 f"family {self.name!r} has two members called {twice!r}; their values are too close"
             )
 
-    def members(self, split: FamilySplit) -> tuple[Member, ...]:
+    def members(self, split: FamilySplit) -> tuple[FamilyMember, ...]:
         """Return every member of a split."""
         return tuple(itertools.chain.from_iterable(self._by_architecture[split].values()))
 
-    def architectures(self, split: FamilySplit) -> tuple[Architecture, ...]:
+    def drawn_claim(self, digest: str) -> tuple[DepthMember, ...]:
+        """Return the claim members that follow from the SHA-256 of some weights."""
+        assert self.claim_draws is not None, "its claim members are listed"
+        return self.claim_draws.with_key(digest).members()
+
+    def architectures(self, split: FamilySplit) -> tuple[Hashable, ...]:
         """Return every architecture of a split."""
         return tuple(self._by_architecture[split])
 
     @cached_property
     def max_slots(self) -> int:
         """Most slots of any member in any split."""
-        return max(each.depth for known in self._by_architecture.values() for each in known)
+        return max(
+            member.num_slots
+            for known in self._by_architecture.values()
+            for members in known.values()
+            for member in members
+        )
 
     def draw(
         self, seed: int, split: FamilySplit = "train", *, architectures: int, conditions: int
-    ) -> tuple[tuple[Member, ...], ...]:
+    ) -> tuple[tuple[FamilyMember, ...], ...]:
         """Draw members, grouped by architecture; they depend on the arguments alone.
 
         Architectures are drawn uniformly without replacement, then members of each. There are
@@ -142,9 +172,9 @@ class Family:
         return tuple(drawn)
 
     @cached_property
-    def _by_architecture(self) -> dict[FamilySplit, dict[Architecture, list[Member]]]:
+    def _by_architecture(self) -> dict[FamilySplit, dict[Hashable, list[FamilyMember]]]:
         claims = tuple(itertools.chain.from_iterable(self.claims.values()))
-        splits: dict[FamilySplit, tuple[Member, ...]] = {
+        splits: dict[FamilySplit, tuple[FamilyMember, ...]] = {
             "train": self.train.members(),
             "select": self.select.members(),
             "claim": claims,
@@ -284,6 +314,92 @@ CIFAR_FAMILY = register_family(
 )
 
 
+_TEXT_NOISE = (0.0, 0.3, 0.6)
+
+DEPTH_SMALL = register_family(
+    Family(
+        name="depth_small",
+        summary="Networks of one block under a budget of compute, on embedded data; two cores.",
+        train=Draws(
+            key="train",
+            count=24,
+            data={"gpt": ("sources", "sums", "chain")},
+            width={"gpt": (24, 32)},
+            train_size=(0, 4_000),
+            label_noise=_TEXT_NOISE,
+            steps={"gpt": (600, 6_000)},
+        ),
+        select=Draws(
+            key="select",
+            count=12,
+            data={"gpt": ("sources", "sums", "chain")},
+            width={"gpt": (28,)},
+            train_size=(0, 8_000),
+            label_noise=(0.0, 0.2, 0.5),
+            steps={"gpt": (600, 6_000)},
+        ),
+        claim_draws=Draws(
+            key="",
+            count=32,
+            data={"gpt": ("sources", "sums", "chain", "links")},
+            width={"gpt": (20, 26, 30)},
+            train_size=(0, 2_000, 6_000),
+            label_noise=(0.0, 0.1, 0.4),
+            steps={"gpt": (600, 6_000)},
+        ),
+        settings=arena.SETTINGS,
+    )
+)
+
+_ALL: tuple[int, ...] = ()
+
+DEPTH_FAMILY = register_family(
+    Family(
+        name="depth_family",
+        summary="Residual CNNs and transformers for text of one block under a budget of compute.",
+        train=Draws(
+            key="train",
+            count=48,
+            data={"resnet": (Cifar16.name, Digits.name), "gpt": ("sources", "sums", "chain")},
+            width={"resnet": (8, 12), "gpt": (24, 32)},
+            stages=(1, 2),
+            classes=(_ALL, EVEN),
+            train_size=(0, 1_000, 500),
+            label_noise=_TEXT_NOISE,
+            steps={"resnet": (2_000, 40_000), "gpt": (600, 12_000)},
+        ),
+        select=Draws(
+            key="select",
+            count=16,
+            data={"resnet": (Cifar16.name, Digits.name), "gpt": ("sources", "sums", "chain")},
+            width={"resnet": (10,), "gpt": (28,)},
+            stages=(1, 2),
+            classes=(_ALL, ODD),
+            train_size=(0, 800),
+            label_noise=(0.0, 0.2, 0.5),
+            steps={"resnet": (2_000, 40_000), "gpt": (600, 12_000)},
+        ),
+        # Vision transformers, Fashion-MNIST and links are in claim alone.
+        claim_draws=Draws(
+            key="",
+            count=36,
+            data={
+                "resnet": (Cifar16.name, Fashion14.name),
+                "vit": (Cifar16.name, Fashion14.name),
+                "gpt": ("sources", "sums", "chain", "links"),
+            },
+            width={"resnet": (6, 9, 14), "vit": (24, 32), "gpt": (20, 26, 30)},
+            stages=(1, 2),
+            classes=(_ALL, EVEN, ODD),
+            train_size=(0, 2_000, 700),
+            label_noise=(0.0, 0.1, 0.4),
+            steps={"resnet": (2_000, 40_000), "vit": (2_000, 40_000), "gpt": (600, 12_000)},
+        ),
+        settings=arena.SETTINGS,
+    )
+)
+
+
 # ---- Which members a proof, a search or a clone plays
 
 
@@ -302,6 +418,11 @@ class MemberChoice(Config):
     )
     count: int = option(0, "Number of members, drawn at random; 0 for all.", minimum=0)
     seed: int = option(0, "Seed of the draw.", minimum=0)
+    claim_key: str = option(
+        "",
+        "SHA-256 of the weights that are judged, for families whose claim members are drawn; "
+        "`esper prove` takes it from its first arm.",
+    )
 
     def find(self, opening: int = 0) -> tuple[AnyMember, ...]:
         """Return the members.
@@ -316,7 +437,7 @@ class MemberChoice(Config):
             )
         if self.split != "claim" and opening:
             raise UsageError(f"--open-claim is for --split claim, not for {self.split!r}")
-        known: Sequence[AnyMember] = get_family(self.family).members(self.split)
+        known = self._members()
         if not known:
             raise UsageError(f"family {self.family!r} has no members to {self.split}")
         whole = {member.label for member in known}
@@ -336,6 +457,24 @@ class MemberChoice(Config):
         stream = generator(self.seed, self.family, self.split, "members of a proof")
         chosen = torch.randperm(len(found), generator=stream)[: self.count].tolist()
         return tuple(found[place] for place in sorted(chosen))
+
+    @property
+    def needs_claim_key(self) -> bool:
+        """Whether its members follow from weights that are not named yet."""
+        is_drawn = get_family(self.family).claim_draws is not None
+        return self.split == "claim" and is_drawn and not self.claim_key
+
+    def _members(self) -> Sequence[AnyMember]:
+        family = get_family(self.family)
+        if self.needs_claim_key:
+            raise UsageError(
+                f"the claim members of {self.family!r} follow from the weights that are judged; "
+                "put a learned policy first, as in `esper prove FOLDER wait ...`, or write "
+                "--set members.claim_key=SHA256"
+            )
+        if self.split == "claim" and self.claim_key:
+            return family.drawn_claim(self.claim_key)
+        return family.members(self.split)
 
     def purposes(self) -> dict[str, str]:
         """Return the expected benefit of growth on the claim members, by label."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from esper.kasmina.hosts import CnnConfig, ResidualConfig, doubling
 from esper.kasmina.training import Schedule
@@ -129,6 +129,11 @@ class Member:
         )
 
     @property
+    def num_slots(self) -> int:
+        """Number of slots: one for each block."""
+        return self.depth
+
+    @property
     def num_classes(self) -> int:
         """Number of classes of the host."""
         return len(self.classes) or _ground(self.data).num_classes
@@ -166,6 +171,10 @@ class Member:
             flop_limit=GROWTH_LIMIT,
         )
         return type(base)(config.replace(**changes))
+
+    def descriptors(self) -> dict[str, float]:
+        """Return figures of the task that are known before training."""
+        return descriptors(self.task())
 
     def _host_options(self, in_channels: int) -> Config:
         kind = CnnConfig if self.host == "plain" else ResidualConfig
@@ -208,6 +217,20 @@ def _ground(data: str) -> _Ground:
     return _Ground(min(config.input_shape[1:]), config.num_classes, TRAIN_SIZES[data])
 
 
+class AnyMember(Protocol):
+    """A task with a label."""
+
+    @property
+    def label(self) -> str:
+        """A name of its own."""
+
+    def task(self) -> Task:
+        """Return the task."""
+
+    def descriptors(self) -> dict[str, float]:
+        """Return figures that are known before training, for arms that choose by them."""
+
+
 @dataclass(frozen=True)
 class GivenMember:
     """A task with a label of the caller's choice."""
@@ -219,6 +242,21 @@ class GivenMember:
         """Return the task."""
         return self.given
 
+    def descriptors(self) -> dict[str, float]:
+        """Return figures of the task that are known before training."""
+        return descriptors(self.given)
 
-AnyMember = Member | GivenMember
-"""A task with a label."""
+
+def descriptors(task: Task) -> dict[str, float]:
+    """Return figures of a task that are known before training, most of them as logarithms."""
+    config = task.config
+    return {
+        "log_parameters": math.log2(task.host_parameters),
+        "log_flops": math.log2(max(task.host_flops, 1)),
+        "slots": float(len(task.slot_paths)),
+        "log_train_size": math.log2(config.train_size or 1 << 20),
+        "label_noise": 10.0 * config.label_noise,
+        "log_classes": math.log2(config.num_classes or 1),
+        "log_horizon": math.log2(config.horizon),
+        "log_rate": math.log2(config.learning_rate),
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -79,7 +78,11 @@ class TaskConfig(HostMultiples, TrainingConfig):
         None, "Keep only this many training samples; all if empty.", minimum=1
     )
     label_noise: float = option(
-        0.0, "Share of the training labels replaced by another class.", minimum=0.0, maximum=1.0
+        0.0,
+        "Share of the training labels replaced by another class, or of the next tokens of a text "
+        "by another of its tokens.",
+        minimum=0.0,
+        maximum=1.0,
     )
     val_fraction: float = option(
         0.1, "Share of the training data set aside for validation.", above=0.0, maximum=0.9
@@ -457,18 +460,3 @@ class DataCache:
         for kept in (self._sources, self._splits, self._data):
             for key in kept.keys() - needed:
                 del kept[key]
-
-
-def descriptors(task: Task) -> dict[str, float]:
-    """Return figures of a task that are known before training, most of them as logarithms."""
-    config = task.config
-    return {
-        "log_parameters": math.log2(task.host_parameters),
-        "log_flops": math.log2(max(task.host_flops, 1)),
-        "slots": float(len(task.slot_paths)),
-        "log_train_size": math.log2(config.train_size or 1 << 20),
-        "label_noise": 10.0 * config.label_noise,
-        "log_classes": math.log2(config.num_classes or 1),
-        "log_horizon": math.log2(config.horizon),
-        "log_rate": math.log2(config.learning_rate),
-    }

@@ -44,9 +44,10 @@ from esper.utils.settings import change_settings, parse_settings
 
 _CONTROLLERS = (
     "who decides what grows: tamiyo (the shipped learned policy, for 12 epochs or more), "
-    "heuristic, trial, plateau, periodic, random, wait (never grows), schedule:FILE, the folder "
-    "of a policy or of a training run, or greedy:FOLDER (always its most likely action); settings "
-    "follow a colon, as in heuristic:plateau_epochs=5,rest_epochs=2 or heuristic:tuned.json"
+    "heuristic, trial, slope, plateau, periodic, random, wait (never grows), schedule:FILE, the "
+    "folder of a policy or of a training run, or greedy:FOLDER (always its most likely action); "
+    "settings follow a colon, as in heuristic:plateau_epochs=5,rest_epochs=2 or "
+    "heuristic:tuned.json"
 )
 
 

@@ -269,7 +269,9 @@ def add_options(parser: Parser, *, split: str) -> None:
 
 
 def resolve(config: Any, options: argparse.Namespace) -> Any:
-    """Return a configuration changed by the shared options."""
+    """Return a configuration changed by the family's own settings and by the shared options."""
+    from esper.lab.tasks.family import get_family
+
     named = {
         "members.family": options.family,
         "members.split": options.split,
@@ -282,7 +284,8 @@ def resolve(config: Any, options: argparse.Namespace) -> Any:
         "play.data": None if options.data is None else absolute(options.data),
     }
     settings = parse_settings(options.settings or (), "play.param_limit=3")
-    return change_settings(config, {**settings, **given(named)})
+    family = get_family(options.family or config.members.family)
+    return change_settings(config, {**family.settings, **settings, **given(named)})
 
 
 def open_folder(config_class: Any, options: argparse.Namespace, make: Any) -> Any:

@@ -111,6 +111,7 @@ def run(options: argparse.Namespace) -> int:
 
 def make(options: argparse.Namespace) -> Any:
     """Return the configuration of the options."""
+    from esper.lab.proof.arm import parse_arm, weights_digest
     from esper.lab.proof.prove import ProveConfig, check_entry, get_benchmark
 
     if options.benchmark:
@@ -127,7 +128,11 @@ def make(options: argparse.Namespace) -> Any:
     # Paths are absolute, so that the run can be continued from any folder.
     arms = [_absolute(text) for text in options.arms]
     named = given({"arms": arms or None, "seeds": options.seeds})
-    return resolve(change_settings(ProveConfig(), {**quick, **named}), options)
+    config = resolve(change_settings(ProveConfig(), {**quick, **named}), options)
+    if config.members.needs_claim_key:
+        found = weights_digest(parse_arm(config.arms[0]))
+        config = change_settings(config, {"members.claim_key": found})
+    return config
 
 
 def _absolute(text: str) -> str:

@@ -21,8 +21,8 @@ from esper.scripts.cli.output import answer, name_width, new_table, out_console,
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from esper.lab.tasks import Family, Member
-    from esper.lab.tasks.family import FamilySplit
+    from esper.lab.tasks import Family
+    from esper.lab.tasks.family import FamilyMember, FamilySplit
 
 
 _SPLITS: tuple[FamilySplit, ...] = ("train", "select", "claim")
@@ -102,6 +102,11 @@ def _print_family(console: Console, family: Family) -> None:
         for member in members:
             table.add_row(safe(member.label), f"{member.task().host_parameters:,}")
         console.print(table)
+    if family.claim_draws is not None:
+        console.print(
+            f"claim: {family.claim_draws.count} members, drawn by the SHA-256 of the weights that "
+            "are judged"
+        )
 
 
 def _values(axis: str, values: tuple[object, ...]) -> str:
@@ -133,6 +138,6 @@ def _members(family: Family) -> list[dict[str, Any]]:
     return found
 
 
-def _member(member: Member, split: str) -> dict[str, Any]:
+def _member(member: FamilyMember, split: str) -> dict[str, Any]:
     values = dataclasses.asdict(member)
     return {"label": member.label, "split": split, **values, "rate": member.learning_rate}

@@ -19,8 +19,7 @@ from esper.lab.population.population import Population
 from esper.lab.population.ray_population import AnyPopulation, RayCluster, RayPopulation
 from esper.lab.population.worker_pool import WorkerPool, lease_pool
 from esper.lab.tasks.dataset import TaskData
-from esper.lab.tasks.family import FAMILIES, FamilySplit, get_family
-from esper.lab.tasks.member import Member
+from esper.lab.tasks.family import FAMILIES, FamilyMember, FamilySplit, get_family
 from esper.lab.tasks.task import DataCache, Task, get_task
 from esper.leyline.actions import HEAD_NAMES, Actions
 from esper.leyline.records import Plain
@@ -314,7 +313,7 @@ class TaskRows:
         """Return the tasks of a round and their rows; members of families are drawn."""
         config = self._config
         # A task is one part of a round; a family is one part per architecture.
-        parts: list[tuple[str, tuple[Member, ...]]] = []
+        parts: list[tuple[str, tuple[FamilyMember, ...]]] = []
         for index, name in enumerate(config.stages[stage].tasks):
             seed = derive_seed(config.seed, round_number, index, "members")
             seeds = -(-config.rows // config.rows_per_seed)
@@ -412,7 +411,7 @@ class TaskRows:
 
     def _draw(
         self, name: str, seed: int, split: FamilySplit, conditions: int
-    ) -> list[tuple[str, tuple[Member, ...]]]:
+    ) -> list[tuple[str, tuple[FamilyMember, ...]]]:
         """Return the parts of a task or family in a round; the part of a task has no members."""
         if name not in FAMILIES:
             return [(name, ())]
@@ -425,12 +424,12 @@ class TaskRows:
         return [(name, members) for members in drawn]
 
     def _deal(
-        self, name: str, members: Sequence[Member], rows: int, rows_per_seed: int
+        self, name: str, members: Sequence[FamilyMember], rows: int, rows_per_seed: int
     ) -> list[TaskShare]:
         """Return the rows of a part, dealt out to its members in turn."""
         if not members:
             return [TaskShare(get_task(name, horizon=self._config.epochs), name, rows)]
-        dealt: dict[Member, int] = {}
+        dealt: dict[FamilyMember, int] = {}
         for start, member in zip(range(0, rows, rows_per_seed), cycle(members), strict=False):
             dealt[member] = dealt.get(member, 0) + min(rows_per_seed, rows - start)
         # An episode is at most as long as a member's horizon.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -204,7 +204,9 @@ class PlateauConfig(Config):
         3, "Epochs at full amplitude in which a seed has to better the best score.", minimum=0
     )
     blueprints: tuple[str, ...] = option(
-        ("conv_heavy", "mlp", "attention"), "What is added: the first that fits the slot."
+        ("conv_heavy", "mlp", "attention"),
+        "What is added: the first that fits the slot. Copies of blocks, [kin], are doubled on the "
+        "next plateau, the shallowest stage first.",
     )
 
 
@@ -215,6 +217,8 @@ class _Memory:
     reference: float | None = None
     """Best score when the seed on trial was germinated."""
     failures: int = 0
+    kept: list[int] = field(default_factory=list)
+    """Slots of copies that have helped; they are not fossilized, so that they can be doubled."""
 
 
 @register_controller("plateau")
@@ -239,15 +243,21 @@ class PlateauController(RowController[_Memory]):
 
     def _choose(self, row: RowView, memory: _Memory) -> Choice:
         live = [slot for slot, stage in enumerate(row.stage) if stage in LIVE_STAGES]
-        if not live:
+        on_trial = [slot for slot in live if slot not in memory.kept]
+        if not on_trial:
             return self._germinate(row, memory)
-        slot = live[0]
+        slot = on_trial[0]
         if row.stage[slot] != SeedStage.HOLDING:
             return next(iter(advance_seeds(row, [slot])), WAIT)
         if row.epochs_in_stage[slot] < self.config.trial:
             return WAIT
         has_helped = memory.reference is not None and row.best_score > memory.reference
-        op = LifecycleOp.FOSSILIZE if has_helped else LifecycleOp.PRUNE
+        if has_helped and row.copies[slot]:
+            memory.kept.append(slot)
+            return WAIT
+        # A prune would also take the copies that helped before the last doubling.
+        is_doubled = row.copies[slot] > 1
+        op = LifecycleOp.FOSSILIZE if has_helped or is_doubled else LifecycleOp.PRUNE
         if not row.legal[op][slot]:
             return WAIT
         if not has_helped:
@@ -257,11 +267,13 @@ class PlateauController(RowController[_Memory]):
     def _germinate(self, row: RowView, memory: _Memory) -> Choice:
         if memory.failures >= MOST_FAILURES or row.plateau_epochs < self.config.patience:
             return WAIT
-        for slot in reversed(range(len(row.stage))):
+        # Copies differ only where some can be doubled: elsewhere the deepest free slot is first.
+        for slot in sorted(range(len(row.stage)), key=lambda slot: (row.copies[slot], -slot)):
             if not row.legal[LifecycleOp.GERMINATE][slot]:
                 continue
             for blueprint in self._blueprints:
                 if row.fits[slot][blueprint]:
                     memory.reference = row.best_score
+                    memory.kept = [one for one in memory.kept if one != slot]
                     return {"op": LifecycleOp.GERMINATE, "slot": slot, "blueprint": blueprint}
         return WAIT

@@ -263,7 +263,7 @@ class LearnedController:
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> LearnedController:
         """Return the controller that samples from the policy in a folder."""
-        return cls(_load("learned", argument), context)
+        return cls(load_named("learned", argument), context)
 
     def reset(self, rows: int, device: torch.device | str) -> None:
         """Start at the first step with empty LSTM states, on this device."""
@@ -279,7 +279,7 @@ class LearnedController:
         assert self._hidden is not None, "nobody is shown no rows"
         device = self._hidden[0].device
         with torch.no_grad():
-            raw, blueprints = self.policy.layout.observe(self._own_signals(signals), device)
+            raw, blueprints = self._observe(self._own_signals(signals), device)
             observation = self.policy.normalizer.normalize(raw)
         rolled_back = signals.rolled_back.to(device)
         before = clear_rows(self._hidden, rolled_back)
@@ -318,6 +318,10 @@ class LearnedController:
         actions = self._host_actions(step, masks)
         actions["tempo"] = hurry(actions["tempo"], signals.max_epochs, self.policy.horizon)
         return actions
+
+    def _observe(self, signals: Signals, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the observation and the blueprints that the policy is shown."""
+        return self.policy.layout.observe(signals, device)
 
     def reasons(self) -> Sequence[str]:
         """Return why each row waited at its last decision, where it could have germinated."""
@@ -446,10 +450,11 @@ class GreedyController(LearnedController):
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> GreedyController:
         """Return the controller that acts greedily by the policy in a folder."""
-        return cls(_load("greedy", argument), context, greedy=True)
+        return cls(load_named("greedy", argument), context, greedy=True)
 
 
-def _load(name: str, argument: str | None) -> Policy:
+def load_named(name: str, argument: str | None) -> Policy:
+    """Return the policy in the folder that was given to a controller."""
     if not argument:
         raise UsageError(f"controller {name!r} needs the folder of a policy, as in {name}:FOLDER")
     folder = find_policy(argument)

@@ -78,7 +78,7 @@ class Tamiyo:
             CheckpointError: The folder is damaged, or its controller has other features or choices
                 than this version of Esper.
         """
-        folder = _find(name)
+        folder = find_controller(name)
         config = _read_json(folder / _CONFIG)
         _refuse_other(folder, config)
         try:
@@ -248,7 +248,8 @@ def shipped_names() -> tuple[str, ...]:
     return tuple(sorted(place.parent.name for place in _SHIPPED.glob(f"*/{_CONFIG}")))
 
 
-def _find(name: str | Path) -> Path:
+def find_controller(name: str | Path = DEFAULT) -> Path:
+    """Return the folder of a shipped controller, or the given folder of another one."""
     shipped = shipped_names()
     if str(name) in shipped:
         return _SHIPPED / str(name)

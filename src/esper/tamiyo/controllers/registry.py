@@ -198,12 +198,16 @@ class RowView:
     score: float
     best_score: float
     loss_history: list[float]
+    train_loss: float
     plateau_epochs: int
     stabilized: bool
     rolled_back: bool
     last_op: int
     last_success: bool
     host_params: int
+    flops: int
+    compute_budget: int
+    compute_spent: int
     enabled: list[bool]
     stage: list[int]
     blueprint: list[int]
@@ -217,6 +221,8 @@ class RowView:
     counterfactual_age: list[int]
     contribution: list[float]
     contribution_se: list[float]
+    seed_flops: list[list[int]]
+    """Most operations that a seed of each blueprint adds, -1 where it is not for the slot."""
     legal: list[list[bool]]
     """Whether each op is legal at each slot."""
     fits: list[list[bool]]

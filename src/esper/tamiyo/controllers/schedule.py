@@ -69,6 +69,10 @@ class Share:
         return math.floor(self.percent / 100 * whole + 0.5)
 
 
+ALL = "all"
+"""The value of `slot` that means every slot of the host, the last one first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One operation of a schedule, with names turned into indices."""
@@ -80,7 +84,8 @@ class Entry:
     op: LifecycleOp
     is_tended: bool
     """Whether the seed is advanced and fossilized without further entries."""
-    slot: int | Share
+    slot: int | Share | None
+    """None: every slot, one after another."""
     blueprints: tuple[int, ...]
     """Candidates to germinate: the first that fits is taken."""
     choice: Mapping[str, int]
@@ -90,10 +95,12 @@ class Entry:
         """Return the first epoch in a run of this length; decisions begin after epoch 1."""
         return max(1, self.epoch.of(horizon)) if isinstance(self.epoch, Share) else self.epoch
 
-    def slot_of(self, slots: int) -> int | None:
-        """Return the index of the slot on a host with `slots` slots, None if there is none."""
+    def slots_of(self, slots: int) -> tuple[int, ...]:
+        """Return the indices of its slots on a host with `slots` slots, in the order of work."""
+        if self.slot is None:
+            return tuple(reversed(range(slots)))
         index = self.slot.of(slots - 1) if isinstance(self.slot, Share) else self.slot
-        return index if index < slots else None
+        return (index,) if index < slots else ()
 
 
 Schedule: TypeAlias = tuple[Entry, ...]
@@ -182,8 +189,13 @@ def _epoch(where: str, value: Any) -> int | Share:
     return value
 
 
-def _slot(where: str, value: Any, names: Sequence[str]) -> int | Share:
-    """Return a slot; a number is an index, and text a name, because modules may be called '0'."""
+def _slot(where: str, value: Any, names: Sequence[str]) -> int | Share | None:
+    """Return a slot, None for all.
+
+    A number is an index, and text a name, because modules may be called '0'.
+    """
+    if value == ALL and ALL not in names:
+        return None
     share = None if value in names else _share(value)
     if share is not None:
         return share
@@ -192,7 +204,7 @@ def _slot(where: str, value: Any, names: Sequence[str]) -> int | Share:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(names):
         raise UsageError(
             f"{where}: field 'slot' must be an index from 0 to {len(names) - 1}, a share such as "
-            f"100%, or one of {', '.join(names)}, got {_short(value)}"
+            f"100%, {ALL!r}, or one of {', '.join(names)}, got {_short(value)}"
         )
     return value
 
@@ -254,6 +266,8 @@ class _Progress:
 
     next: int = 0
     """Index of the next entry."""
+    place: int = 0
+    """How many of its slots are done."""
     tended: list[int] = field(default_factory=list)
     """Slots whose seeds are advanced and fossilized without entries, in order."""
     tried: dict[str, int] | None = None
@@ -325,8 +339,8 @@ class ScheduleController:
         schedule = self._schedules[index if len(self._schedules) > 1 else 0]
         failed = self._note_outcome(progress, schedule, row)
         choices = advance_seeds(row, progress.tended)
-        entry = self._due(progress, schedule, row)
-        due = None if entry is None else self._legal_choice(entry, row)
+        found = self._due(progress, schedule, row)
+        due = None if found is None else self._legal_choice(*found, row)
         chosen = first_untried([*choices, *([] if due is None else [due])], failed)
         progress.tried = None if chosen is None else dict(chosen)
         progress.was_entry = chosen is not None and chosen is due
@@ -342,19 +356,22 @@ class ScheduleController:
         if progress.was_entry and progress.next < len(schedule):
             if schedule[progress.next].is_tended:
                 progress.tended.append(tried["slot"])
-            progress.next += 1
+            progress.place += 1
         return None
 
-    def _due(self, progress: _Progress, schedule: Schedule, row: RowView) -> Entry | None:
-        """Return the next entry if it is due; skip entries that can never be done."""
+    def _due(
+        self, progress: _Progress, schedule: Schedule, row: RowView
+    ) -> tuple[Entry, int] | None:
+        """Return the next entry and its slot if it is due; skip what can never be done."""
         while progress.next < len(schedule):
             entry = schedule[progress.next]
             if row.epoch < entry.first_epoch(row.horizon):
                 return None
-            slot = entry.slot_of(sum(row.enabled))
-            if slot is not None and not (entry.is_tended and self._is_hopeless(entry, slot, row)):
-                return entry
-            progress.next += 1
+            for slot in entry.slots_of(sum(row.enabled))[progress.place :]:
+                if not (entry.is_tended and self._is_hopeless(entry, slot, row)):
+                    return entry, slot
+                progress.place += 1
+            progress.next, progress.place = progress.next + 1, 0
         return None
 
     def _is_hopeless(self, entry: Entry, slot: int, row: RowView) -> bool:
@@ -367,10 +384,9 @@ class ScheduleController:
         self._warn_once(entry, slot, row, "is passed over")
         return True
 
-    def _legal_choice(self, entry: Entry, row: RowView) -> Choice | None:
+    def _legal_choice(self, entry: Entry, slot: int, row: RowView) -> Choice | None:
         """Return the choice of an entry if it is legal."""
-        slot = entry.slot_of(sum(row.enabled))
-        if slot is None or not row.legal[entry.op][slot]:
+        if not row.legal[entry.op][slot]:
             return None
         choice = carry_out(entry, slot, row)
         if choice is None:

@@ -49,6 +49,34 @@ class FeatureSpec:
     """What the raw value is divided by."""
     kind: FeatureKind = "continuous"
 
+    @property
+    def is_curve(self) -> bool:
+        """Whether it depends on what the run has shown: losses, scores, gradients, contributions.
+
+        All others follow from the network, its task, the clock and the operations so far.
+        """
+        return self.name in _CURVES
+
+
+_CURVES = frozenset(
+    {
+        # Observation V3
+        *("loss_norm", "loss_delta_norm", "accuracy_norm", "accuracy_delta_norm", "plateau_norm"),
+        *(f"{kind}_history_{place}" for kind in ("loss", "acc") for place in range(HISTORY)),
+        *("best_accuracy_norm", "best_loss_norm", "host_stabilized"),
+        *("contribution_norm", "contribution_velocity_norm", "interaction_sum_norm"),
+        *("boost_received_norm", "gradient_norm_norm", "gradient_health", "gradient_health_prev"),
+        # Those of the travelling layout and of ratios
+        *("loss", "best_loss", "train_loss", "generalization_gap", "error", "best_error"),
+        *(f"{kind}_change_{back}" for kind in ("loss", "error") for back in range(1, HISTORY)),
+        *("score_step", "score_trend", "below_best", "plateau", "plateau_share"),
+        *("contribution", "contribution_noise", "contribution_velocity", "interaction_sum"),
+        *("boost_received", "grad_norm", "grad_health", "grad_health_prev"),
+        *("has_vanishing", "has_exploding"),
+    }
+)
+"""Names of the features that are curves, in all layouts."""
+
 
 def flag(name: str, formula: str) -> FeatureSpec:
     """Return a feature that is 0 or 1."""

@@ -90,7 +90,7 @@ def read_sources(context: int) -> Source:
             f"{folder} has no sources of Python's standard library; give any UTF-8 text by --data"
         )
     tokens = np.concatenate([encode(texts[key]) for key in sorted(texts)])
-    sequences = _sequences(tokens, context)
+    sequences = cut(tokens, context)
     origin = "the sources of Python's standard library"
     return Source(name="sources", origin=origin, x=sequences, y=None, num_classes=VOCAB)
 
@@ -109,9 +109,7 @@ def read_text(
     held_out = [file for file in files if any(word in file.name.lower() for word in HELD_OUT)]
     if len(held_out) == len(files):
         held_out = []
-    parts = {
-        file: _sequences(_read_tokens(file, limit_bytes), context) for file in dict.fromkeys(files)
-    }
+    parts = {file: cut(_read_tokens(file, limit_bytes), context) for file in dict.fromkeys(files)}
     train = np.concatenate([parts[file] for file in parts if file not in held_out])
     test = np.concatenate([parts[file] for file in held_out]) if held_out else None
     where = ", ".join(str(file) for file in parts)
@@ -162,7 +160,7 @@ def _read_tokens(path: Path, limit_bytes: int | None) -> Array:
     return encode(text)
 
 
-def _sequences(tokens: Array, context: int) -> Array:
+def cut(tokens: Array, context: int) -> Array:
     """Cut tokens [N] into sequences [N // (context + 1), context + 1]."""
     count = len(tokens) // (context + 1)
     return tokens[: count * (context + 1)].reshape(count, context + 1)

@@ -1,0 +1,81 @@
+"""Members with a budget of compute, and the generator that draws them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from esper.lab.tasks.arena import HORIZON, DepthMember, Draws
+from esper.lab.tasks.family import DEPTH_SMALL
+
+TEXT = DepthMember(kind="gpt", data="sources", width=24, train_size=2_000, steps=700)
+
+
+def draws(**changes: object) -> Draws:
+    values: dict[str, object] = {
+        "key": "some",
+        "count": 30,
+        "data": {"gpt": ("sources",)},
+        "width": {"gpt": (16, 24)},
+        "train_size": (0, 500, 2_000),
+        "label_noise": (0.0, 0.3),
+        "steps": {"gpt": (500, 5_000)},
+    }
+    return Draws(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_a_member_names_itself_in_one_line() -> None:
+    assert TEXT.label == "sources gpt 24, 2000 samples, 700 steps"
+    noisy = dataclasses.replace(TEXT, train_size=0, label_noise=0.3)
+    assert noisy.label == "sources gpt 24, all samples, noise 0.3, 700 steps"
+
+
+def test_the_budget_pays_for_its_steps_and_its_evaluations() -> None:
+    task = TEXT.task()
+    config = task.config
+    assert (config.horizon, len(task.slot_paths)) == (HORIZON, 1)
+    samples = 3 * 16 * 700 + HORIZON * config.validation_samples
+    assert task.compute_budget(config.validation_samples) == samples * task.host_flops
+    # However many epochs are played, the FLOPs are the same.
+    assert TEXT.task(horizon=20).config.budget == config.budget
+
+
+def test_descriptors_tell_nothing_of_the_data() -> None:
+    seen = TEXT.descriptors()
+    for hidden in ({"train_size": 0}, {"label_noise": 0.3}):
+        assert dataclasses.replace(TEXT, **hidden).descriptors() == seen  # type: ignore[arg-type]
+    for told in ({"steps": 1_400}, {"width": 32}):
+        assert dataclasses.replace(TEXT, **told).descriptors() != seen  # type: ignore[arg-type]
+    assert dataclasses.replace(TEXT, steps=1_400).descriptors()["log_budget"] == pytest.approx(
+        seen["log_budget"] + 1
+    )
+
+
+def test_a_draw_depends_on_its_key_alone() -> None:
+    assert draws().members() == draws().members()
+    assert draws().members() != draws().with_key("other").members()
+    assert draws(count=10).members() == draws().members()[:10]
+
+
+def test_every_value_is_drawn_and_budgets_are_spread_by_ratio() -> None:
+    members = draws(count=200).members()
+    assert len({member.label for member in members}) == 200
+    for name, values in (("width", {16, 24}), ("train_size", {0, 500, 2_000})):
+        counts = Counter(getattr(member, name) for member in members)
+        assert set(counts) == values
+        assert min(counts.values()) > 0.6 * 200 / len(values)
+    steps = [member.steps for member in members]
+    assert 500 <= min(steps) < 600
+    assert 4_000 < max(steps) <= 5_000
+    middle = sorted(steps)[100]
+    assert 1_200 < middle < 2_100, "half of the budgets are below the geometric mean, 1,580"
+
+
+def test_the_splits_of_the_small_family_share_no_member() -> None:
+    train, select = (set(DEPTH_SMALL.members(split)) for split in ("train", "select"))
+    claim = set(DEPTH_SMALL.drawn_claim("0" * 64))
+    assert (len(train), len(select), len(claim)) == (24, 12, 32)
+    assert not train & select
+    assert not claim & (train | select)
