@@ -18,7 +18,7 @@ from benchmarks import adapters, checkpoints, demo, peers, strangers
 from benchmarks.depth.cells import CELLS
 from benchmarks.depth.command import read_records
 from benchmarks.depth.picture import draw_front
-from benchmarks.depth.verdict import judge
+from benchmarks.depth.verdict import geometric_mean, judge
 from tests.pages import section
 
 ROOT = Path(__file__).parents[2]
@@ -197,6 +197,23 @@ def test_six_of_eight_networks_gain_at_the_best_static_depth() -> None:
     assert "up to 3 % better at equal compute in six of the eight" in INDEX
     (worse,) = [-gain for gain in gains if gain < -0.05]
     assert f"makes {worse:.0f} % *more* errors" in README
+
+
+def test_the_front_page_and_the_tutorial_state_the_measured_savings() -> None:
+    records = read_records(RESEARCH / "depth" / "results.jsonl")
+    verdicts = {name: judge(records, cell) for name, cell in CELLS.items()}
+    ratios = [verdict.ratio for verdict in verdicts.values() if verdict is not None]
+    mean, _, _ = geometric_mean(ratios)
+    assert f"{mean:.2f} times the compute" in INDEX
+    assert f"geometric mean of eight networks, {min(ratios):.2f} to {max(ratios):.2f}" in INDEX
+    small = verdicts["small"]
+    assert small is not None
+    tutorial = (ROOT / "docs" / "tutorial-gpt.md").read_text(encoding="utf-8")
+    assert f"needs {small.ratio:.2f} times the compute" in tutorial
+    stated = f"a loss of {small.static.score:.3f}, the grown one {small.default.score:.3f}"
+    assert stated in tutorial
+    exact = f"a loss of {small.default.score:.4f} and the best static one {small.static.score:.4f}"
+    assert exact in " ".join(section(RESULTS, "The demo").split())
 
 
 def test_what_the_table_of_readme_quotes_is_on_the_page_of_results() -> None:
