@@ -4,13 +4,14 @@
     python -m benchmarks strangers summary research/strangers/results.jsonl
 
 Seven networks as people write them, small enough that growing may pay: a ViT, a GRU language model,
-GPT-2 of `transformers` (also in the `Trainer`), a Conv1d network, an MLP for regression, a graph
-network, a ResNet with BatchNorm; the first two also ten times as large. Each is grown with four seeds by three fixed
-schedules and by controllers, each time beside its twin on the same batches. What the default has
-grown is also trained from scratch, as a static network of the same size. Scores are those of the
-test split: points, or losses with their sign turned. The default has to get half of what the best
-schedule gains where that is more than two standard errors, and must not be below the twin
-elsewhere. Seeds 0 to 3 are judged; constants of rules are chosen on others (`--seeds 10 11`).
+GPT-2 of `transformers`, a Conv1d network, an MLP for regression, a graph network, a ResNet with
+BatchNorm; the first two also ten times as large, and GPT-2 also in the `Trainer`. Each is grown
+with four seeds by three fixed schedules and by controllers, each time beside its twin on the same
+batches. What the default has grown is also trained from scratch, as a static network of the same
+size. Scores are those of the test split: points, or losses with their sign turned. The default has
+to get half of what the best schedule gains where that is more than two standard errors, and must
+not be below the twin elsewhere. Seeds 0 to 3 are judged; constants of rules are chosen on others
+(`--seeds 10 11`).
 
 `run` goes on where it stopped. DATA has the images that `python -m benchmarks depth images` makes.
 """
