@@ -297,12 +297,12 @@ def test_rules_decide_for_a_network_unlike_all_that_it_saw(
     ("slots", "sees"),
     [
         (["cnn", "cnn"], True),
-        (["vector", "vector"], True),
+        (["vector", "vector"], False),
         (["cnn", "sequence"], True),
         (["sequence", "sequence"], False),
     ],
 )
-def test_in_sequence_models_it_does_not_see_the_size_of_the_training_set(
+def test_it_sees_the_size_of_the_training_set_where_a_slot_is_for_images(
     shipped: Tamiyo, first_decision: tuple[Signals, Masks], slots: list[str], sees: bool
 ) -> None:
     """It has learned how many images are enough, and passed on every text."""

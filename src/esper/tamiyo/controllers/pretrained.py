@@ -138,7 +138,7 @@ FACTS = {
 }
 """Features that show whether a network is unlike those of the training: its size and its limits."""
 
-_IMAGES, _SEQUENCE = TOPOLOGIES.index("cnn"), TOPOLOGIES.index("sequence")
+_IMAGES = TOPOLOGIES.index("cnn")
 
 FARTHEST = 4.0
 """Standard deviations above the mean of its training beyond which a feature is unlike it.
@@ -154,8 +154,9 @@ class TamiyoController(LearnedController):
     """The controller that ships with Esper, or one in a folder: tamiyo, tamiyo:FOLDER.
 
     At the first decision it finds the networks that are unlike those of its training, and leaves
-    them to the rule `trial`. In sequence models it does not see the size of the training set,
-    because it has learned how many images are enough, not how many texts (research/strangers).
+    them to the rule `trial`. In networks without slots for images it does not see the size of the
+    training set, because it has learned how many images are enough, not how many texts
+    (research/strangers).
     """
 
     def __init__(self, policy: Policy, context: ControllerContext, *, greedy: bool = True) -> None:
@@ -216,9 +217,9 @@ class TamiyoController(LearnedController):
     def _own_signals(self, signals: Signals) -> Signals:
         """Return what the policy observes."""
         own = super()._own_signals(signals)
-        has_images = (own.slot_topology == _IMAGES).any(1)
-        is_sequence = (own.slot_topology == _SEQUENCE).any(1) & ~has_images
-        return replace(own, train_samples=torch.where(is_sequence, 0, own.train_samples))
+        is_image = own.slot_topology == _IMAGES
+        has_others = ((own.slot_topology >= 0) & ~is_image).any(1) & ~is_image.any(1)
+        return replace(own, train_samples=torch.where(has_others, 0, own.train_samples))
 
     def _compare(self, signals: Signals) -> list[str]:
         """Return, for every row, what is unlike the training of the policy."""
