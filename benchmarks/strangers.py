@@ -5,12 +5,13 @@
 
 Seven networks as people write them, small enough that growing may pay: a ViT, a GRU language model,
 GPT-2 of `transformers`, a Conv1d network, an MLP for regression, a graph network, a ResNet with
-BatchNorm; the first two also ten times as large. Each is grown with four seeds by three fixed
-schedules and by controllers, each time beside its twin on the same batches. What the default has
-grown is also trained from scratch, as a static network of the same size. Scores are those of the
-test split: points, or losses with their sign turned. The default has to get half of what the best
-schedule gains where that is more than two standard errors, and must not be below the twin
-elsewhere. Seeds 0 to 3 are judged; constants of rules are chosen on others (`--seeds 10 11`).
+BatchNorm; the first two also ten times as large, and GPT-2 also in the `Trainer`. Each is grown
+with four seeds by three fixed schedules and by controllers, each time beside its twin on the same
+batches. What the default has grown is also trained from scratch, as a static network of the same
+size. Scores are those of the test split: points, or losses with their sign turned. The default has
+to get half of what the best schedule gains where that is more than two standard errors, and must
+not be below the twin elsewhere. Seeds 0 to 3 are judged; constants of rules are chosen on others
+(`--seeds 10 11`).
 
 `run` goes on where it stopped. DATA has the images that `python -m benchmarks depth images` makes.
 """
@@ -23,6 +24,7 @@ import json
 import math
 import sys
 import sysconfig
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -56,6 +58,8 @@ SCHEDULES: dict[str, list[dict[str, Any]]] = {
 }
 CONTROLLERS = ("tamiyo", "trial", "heuristic", "heuristic:plateau_epochs=0", "plateau")
 DEFAULT = CONTROLLERS[0]
+TRAINER = "gpt2-trainer"
+NEED_TRANSFORMERS = ("gpt2", TRAINER)
 
 
 # ---- The networks
@@ -111,18 +115,24 @@ class Recurrent(nn.Module):
         return out
 
 
-def make_gpt2() -> nn.Module:
+def make_hugging_face_gpt2() -> Any:
     """Return a GPT-2 of two blocks."""
     from transformers import GPT2Config, GPT2LMHeadModel
+
+    settings = GPT2Config(
+        vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=2, n_inner=32,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return GPT2LMHeadModel(settings)
+
+
+def make_gpt2() -> nn.Module:
+    """Return the GPT-2 as a network from tokens to scores."""
 
     class Logits(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            settings = GPT2Config(
-                vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=2,
-                n_inner=32, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-            )  # fmt: skip
-            self.gpt2 = GPT2LMHeadModel(settings)
+            self.gpt2 = make_hugging_face_gpt2()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.gpt2(x).logits  # type: ignore[no-any-return]
@@ -305,6 +315,7 @@ CASES = {
     "gru": Case(partial(Recurrent, 32), text, "language"),
     "gru-large": Case(partial(Recurrent, 96), text, "language"),
     "gpt2": Case(make_gpt2, text, "language"),
+    TRAINER: Case(make_hugging_face_gpt2, text),
     "conv1d": Case(make_conv1d, waves),
     "mlp": Case(make_mlp, numbers, "regression", 1e-2),
     "graph": Case(Graph, graphs),
@@ -328,8 +339,8 @@ class Fixed:
         return ScheduleController([parse_schedule(self.entries, context)], context, is_quiet=True)
 
 
-class Shuffled:
-    """Batches in another order every epoch."""
+class Shuffled(Sequence[Any]):
+    """Batches in another order every epoch; as with a `DataLoader`, Esper can count the samples."""
 
     def __init__(self, batches: Batches, seed: int) -> None:
         self._batches, self._seed, self._epoch = batches, seed, 0
@@ -341,10 +352,10 @@ class Shuffled:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         draw = torch.Generator().manual_seed(1000 * self._seed + self._epoch)
         order = torch.randperm(len(self._batches), generator=draw).tolist()
-        return iter([self._batches[index] for index in order])
+        return self._batches[order[index]]
 
 
 def run_one(case: str, arm: str, seed: int, folder: Path, epochs: int = EPOCHS) -> dict[str, Any]:
@@ -353,6 +364,8 @@ def run_one(case: str, arm: str, seed: int, folder: Path, epochs: int = EPOCHS) 
     from esper.leyline.errors import EsperWarning
     from esper.leyline.reasons import is_grown
 
+    if case == TRAINER:
+        return run_in_trainer(arm, seed, folder, epochs)
     chosen = CASES[case]
     torch.manual_seed(seed)
     model = chosen.make()
@@ -390,6 +403,79 @@ def run_one(case: str, arm: str, seed: int, folder: Path, epochs: int = EPOCHS) 
     }
 
 
+def run_in_trainer(arm: str, seed: int, folder: Path, epochs: int = EPOCHS) -> dict[str, Any]:
+    """Grow the GPT-2 in the `Trainer` of Hugging Face; its twin is trained there without Esper."""
+    import esper
+    from esper.integrations.hugging_face import GrowingCallback
+    from esper.leyline.errors import EsperWarning
+    from esper.leyline.records import seeds_at_end
+
+    started = time.monotonic()
+    torch.manual_seed(seed)
+    model = CASES[TRAINER].make()
+    example = {"input_ids": CASES[TRAINER].data(folder, seed)[1][0][0]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EsperWarning)
+        garden = esper.Garden(model, esper.suggest_slots(model, example), example)
+        growing = GrowingCallback(
+            garden,
+            epochs,
+            Fixed(SCHEDULES[arm]) if arm in SCHEDULES else arm,  # type: ignore[arg-type]
+            max_growth=MAX_GROWTH,
+            seed=seed,
+        )
+        optimizer = growing.optimizer(torch.optim.AdamW, lr=CASES[TRAINER].rate)
+        score = _score_in_trainer(growing.model, optimizer, seed, folder, epochs, [growing])
+    ended = seeds_at_end(growing.history)
+    return {
+        "case": TRAINER,
+        "arm": arm,
+        "seed": seed,
+        "score": score,
+        "twin": _twin_in_trainer(seed, folder, epochs),
+        "static": None,
+        "growth": garden.count_parameters() / garden.count_host_parameters(),
+        "seeds": [f"{one.blueprint} at {one.slot}: {one.fate}" for one in ended],
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+@lru_cache(maxsize=1)
+def _twin_in_trainer(seed: int, folder: Path, epochs: int) -> float:
+    torch.manual_seed(seed)
+    model = CASES[TRAINER].make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=CASES[TRAINER].rate)
+    return _score_in_trainer(model, optimizer, seed, folder, epochs)
+
+
+def _score_in_trainer(
+    model: Any, optimizer: Any, seed: int, folder: Path, epochs: int, callbacks: Any = None
+) -> float:
+    """Train and return the percentage of the next bytes of the test split that are right."""
+    from transformers import PrinterCallback, Trainer, TrainingArguments
+
+    splits = CASES[TRAINER].data(folder, seed)
+    train, val, test = (torch.cat([x for x, _ in batches]) for batches in splits)
+    rows = [[{"input_ids": x, "labels": x} for x in part] for part in (train, val)]
+    with tempfile.TemporaryDirectory() as out:
+        settings = TrainingArguments(
+            out, num_train_epochs=epochs, eval_strategy="epoch", save_strategy="no",
+            per_device_train_batch_size=BATCH, per_device_eval_batch_size=4 * BATCH,
+            lr_scheduler_type="cosine", seed=seed, data_seed=seed, use_cpu=True,
+            report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Trainer(
+            model, settings, train_dataset=rows[0], eval_dataset=rows[1], callbacks=callbacks,
+            optimizers=(optimizer, None),
+        )  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    model.eval()
+    with torch.no_grad():
+        found = model(input_ids=test).logits[:, :-1].argmax(-1) == test[:, 1:]
+    return 100 * float(found.float().mean())
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run what is missing, or print the table."""
     parser = argparse.ArgumentParser(
@@ -412,15 +498,18 @@ def main(arguments: Sequence[str]) -> int:
         print_summary(_read(options.results))
         return 0
     done = {(each["case"], each["arm"], each["seed"]) for each in _read(options.out)}
-    missing = "gpt2" in options.cases and importlib.util.find_spec("transformers") is None
-    if missing:
-        print("gpt2 is left out: pip install transformers", file=sys.stderr)
+    left_out: list[str] = []
+    if importlib.util.find_spec("transformers") is None:
+        left_out = [case for case in options.cases if case in NEED_TRANSFORMERS]
+    if left_out:
+        needed = "pip install 'esper-grow[transformers]'"
+        print(f"{', '.join(left_out)} left out: {needed}", file=sys.stderr)
     todo = [
         (case, arm, seed)
         for seed in options.seeds
         for case in options.cases
         for arm in options.arms
-        if (case, arm, seed) not in done and not (missing and case == "gpt2")
+        if (case, arm, seed) not in done and case not in left_out
     ]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     work = partial(_run_and_write, folder=options.data, out=options.out)

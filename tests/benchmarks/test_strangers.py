@@ -8,14 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.strangers import CASES, SCHEDULES, Shuffled, _verdict, numbers, run_one
+from benchmarks.strangers import (
+    CASES,
+    NEED_TRANSFORMERS,
+    SCHEDULES,
+    TRAINER,
+    Shuffled,
+    _verdict,
+    numbers,
+    run_one,
+)
 
 NEEDS_DATA = ("vit", "vit-large", "resnet")
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in NEEDS_DATA])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in (*NEEDS_DATA, TRAINER)])
 def test_every_network_learns_from_its_data(case: str) -> None:
-    if case == "gpt2" and importlib.util.find_spec("transformers") is None:
+    if case in NEED_TRANSFORMERS and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
     chosen = CASES[case]
     torch.manual_seed(0)
@@ -37,6 +46,16 @@ def test_a_run_has_its_twin_and_what_grew() -> None:
     assert found["twin"] < 0
     assert found["growth"] >= 1
     assert found["seeds"]
+
+
+@pytest.mark.integrations
+def test_the_trainer_of_hugging_face_grows_what_a_schedule_says() -> None:
+    pytest.importorskip("transformers")
+    found = run_one(TRAINER, "late slot, early", 0, Path(), epochs=6)
+    assert found["growth"] > 1
+    assert [seed.split(":")[0] for seed in found["seeds"]] == ["mlp at transformer.h.1"]
+    waiting = run_one(TRAINER, "wait", 0, Path(), epochs=1)
+    assert 0 < waiting["score"] == waiting["twin"] < found["twin"] < 100
 
 
 def test_batches_come_in_the_order_of_their_epoch() -> None:

@@ -71,6 +71,28 @@ def test_a_grown_network_grows_on_from_its_folder(tmp_path: Path) -> None:
     assert more.summary.parameters_after > first.summary.parameters_after
 
 
+def test_a_frozen_network_is_widened_by_adapters(tmp_path: Path) -> None:
+    """Nothing of the finished network changes, not even the seeds that it came with."""
+    first = grow(make_net())
+    first.save(tmp_path / "saved")
+    finished = dict(first.bake().named_parameters())
+    train, val = ([(x, (y + 1) % 3) for x, y in make_batches(*size)] for size in ((4,), (2, 32, 9)))
+    wide = grow(
+        make_net(7).requires_grad_(False),
+        checkpoint=tmp_path / "saved",
+        controller="trial",
+        train=train,
+        val=val,
+        optimizer=partial(torch.optim.AdamW, lr=0.03),
+    )
+    assert wide.summary.parameters_before == 0 < wide.summary.parameters_after
+    assert not torch.allclose(wide.model(X), first.model(X))
+    kept = dict(wide.bake().named_parameters())
+    assert all(torch.equal(kept[name], value) for name, value in finished.items())
+    germinated = [one.decision for one in wide.history if one.decision and one.decision.blueprint]
+    assert {decision.tempo for decision in germinated} == {0}
+
+
 def test_seeds_make_another_object_of_it_that_no_optimizer_knows(tmp_path: Path) -> None:
     grow(make_net()).save(tmp_path / "saved")
     model = make_net()

@@ -206,7 +206,8 @@ def test_every_size_a_network_had_has_its_best_epoch() -> None:
 def test_a_loss_is_told_as_a_loss_and_as_finely_as_it_is_small() -> None:
     assert (format_score(91.919), format_score(-0.00123456)) == ("91.92", "loss 0.001235")
     assert format_gain(91.0, 90.5) == "+0.50"
-    assert format_gain(-0.0011, -0.0013) == "loss -0.0002"
+    assert format_gain(-0.0011, -0.0013) == "loss lower by 0.0002"
+    assert format_gain(-0.0013, -0.0011) == "loss higher by 0.0002"
     assert format_contribution(1.234, 0.5) == "+1.23 ± 0.50"
     assert format_contribution(0.00312, 0.00047) == "+0.0031 ± 0.00047"
     assert format_contribution(0.0) == "+0.00"

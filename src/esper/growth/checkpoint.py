@@ -94,11 +94,13 @@ def _load_into(model: nn.Module, path: Path) -> nn.Module:
                 "of grown.save or of a run, or a file of model.state_dict()"
             )
         if holds_seeds(read_garden(place)[0]):
+            is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
             try:
                 # Seeds become part of the network, so that more can grow in it.
-                return load_garden(place, model=model).bake()
+                baked = load_garden(place, model=model).bake()
             except CheckpointError as error:
                 raise UsageError(f"{reason_of(error)}; give a model of that architecture") from None
+            return baked.requires_grad_(False) if is_frozen else baked
     _fill(model, read_weights(str(path)), path)
     return model
 

@@ -284,10 +284,9 @@ class Grown:
                 continue
             line = f"{split} {'' if is_loss(score) else 'score '}{format_score(score)}"
             if twin is not None:
-                gain = f"gain {format_gain(score, twin)}"
-                if is_loss(score) or is_loss(twin):
-                    gain = f"{'lower' if score > twin else 'higher'} by {abs(score - twin):.4g}"
-                line += f" (twin {format_score(twin)}, {gain})"
+                gain = format_gain(score, twin).replace("loss ", "")
+                word = "" if is_loss(twin) else "gain "
+                line += f" (twin {format_score(twin)}, {word}{gain})"
             lines.append(line)
         return ", ".join(lines)
 

@@ -397,9 +397,9 @@ def format_contribution(value: float, se: float | None = None) -> str:
 
 
 def format_gain(score: float, twin: float) -> str:
-    """Return the difference to the twin's score, in points or as a change of the loss."""
+    """Return the difference to the twin's score, in points or as that of the loss."""
     if is_loss(score) or is_loss(twin):
-        return f"loss {twin - score:+.4g}"
+        return f"loss {'lower' if score > twin else 'higher'} by {abs(score - twin):.4g}"
     return f"{score - twin:+.2f}"
 
 

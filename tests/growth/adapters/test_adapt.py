@@ -296,6 +296,11 @@ def twice(model: nn.Module) -> Adapt:
         (lambda: Adapt("net", 500), r"takes a torch\.nn\.Module, got str"),
         (lambda: Adapt(make(), "2x"), "budget must be a whole number, got '2x'"),
         (lambda: Adapt(make(), rank=0), "rank must be at least 1"),
+        (lambda: Adapt(make(), 500, total_steps=0), "total_steps must be at least 1, got 0"),
+        (
+            lambda: Adapt(make(), 500, config={"scale": 2}),
+            "config must be an AdaptConfig, got a dict",
+        ),  # type: ignore[arg-type]
         (lambda: twice(make()), r"weight, …: it already has a parametrization; .* bake\(\)\)$"),
     ],
 )
@@ -330,6 +335,8 @@ def test_an_optimizer_that_does_not_hold_the_adapters_is_refused() -> None:
         adapters.step(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
     with pytest.raises(UsageError, match="LBFGS"):
         adapters.step(torch.optim.LBFGS(adapters.parameters()))
+    with pytest.raises(UsageError, match=r"must be a torch\.optim\.Optimizer or several, got int"):
+        adapters.step(3)  # type: ignore[arg-type]
     optimizer = adamw(adapters)
     for _ in range(39):
         adapters.step(optimizer)

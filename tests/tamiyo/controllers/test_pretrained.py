@@ -19,6 +19,7 @@ from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
+from esper.leyline.slots import TOPOLOGIES
 from esper.tamiyo.controllers import (
     LearnedController,
     Tamiyo,
@@ -290,6 +291,37 @@ def test_rules_decide_for_a_network_unlike_all_that_it_saw(
         warnings.simplefilter("error")
         own.act(replace(signals, params=signals.params[[0, 0]]), masks)
     assert not own.decides(1)
+
+
+@pytest.mark.parametrize(
+    ("slots", "sees"),
+    [
+        (["cnn", "cnn"], True),
+        (["vector", "vector"], False),
+        (["cnn", "sequence"], True),
+        (["sequence", "sequence"], False),
+    ],
+)
+def test_it_sees_the_size_of_the_training_set_where_a_slot_is_for_images(
+    shipped: Tamiyo, first_decision: tuple[Signals, Masks], slots: list[str], sees: bool
+) -> None:
+    """It has learned how many images are enough, and passed on every text."""
+    signals, masks = first_decision
+    names = ("params", "host_params", "param_limit", "flop_limit")
+    signals = replace(signals, **{name: getattr(signals, name)[[0, 0]] for name in names})
+    topology = torch.full_like(signals.slot_topology, TOPOLOGIES.index(slots[0]))
+    topology[:, -1] = TOPOLOGIES.index(slots[1])
+
+    def chance(samples: int) -> float:
+        told = torch.full_like(signals.train_samples, samples)
+        own = pair(shipped)[0]
+        own.act(
+            replace(signals, slot_topology=topology, train_samples=told, samples_per_epoch=told),
+            masks,
+        )
+        return own.explain().probabilities["op"]["GERMINATE"]
+
+    assert (chance(3000) != chance(0)) == sees
 
 
 def test_what_was_found_of_a_network_is_remembered(

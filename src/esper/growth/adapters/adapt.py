@@ -71,12 +71,17 @@ class Adapt:
         check_bare(model)
         if (budget is None) == (rank is None):
             raise UsageError("Adapt needs either budget=20_000 (trainable parameters) or rank=8")
-        given = {"budget": budget, "rank": rank}
+        given = {"budget": budget, "rank": rank, "total_steps": total_steps}
         for name, value in given.items():
             if value is not None:
                 check_value(name, value, int, minimum=1)
         self.model = model
-        self.config = config or AdaptConfig()
+        self.config = AdaptConfig() if config is None else config
+        if not isinstance(self.config, AdaptConfig):
+            raise UsageError(
+                f"config must be an AdaptConfig, got a {type(config).__name__}; write "
+                "config=esper.AdaptConfig(measure_steps=8)"
+            )
         self._trainable = check_modules(model, trainable)
         chosen = find_weights(model, self._trainable).choose(targets)
         self._had_gradient = {name: p.requires_grad for name, p in model.named_parameters()}

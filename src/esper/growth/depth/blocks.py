@@ -59,7 +59,7 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
 def unwrap_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     """Return the optimizers inside the wrappers of trainers."""
     found = []
-    for one in [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer):
+    for one in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
         # Accelerate and Lightning keep the user's optimizer under this name.
         while isinstance(inner := getattr(one, "optimizer", None), Optimizer):
             one = inner

@@ -78,7 +78,10 @@ def _ending(entry: RunEntry) -> str:
     ):
         if score is not None:
             name = "" if is_loss(score) else "score "
-            over = "" if gain is None else f", {format_gain(score, score - gain)} over the twin"
+            over = ""
+            if gain is not None:
+                than = "than the twin's" if is_loss(score) else "over the twin"
+                over = f", {format_gain(score, score - gain)} {than}"
             parts.append(f"{split} {name}{format_score(score)}{over}")
     if entry.note:
         parts.append(entry.note)

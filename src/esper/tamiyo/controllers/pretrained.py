@@ -30,6 +30,7 @@ from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, EsperError, UsageError, reason_of, warn
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
+from esper.leyline.slots import TOPOLOGIES
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import (
     UNUSABLE,
@@ -137,6 +138,8 @@ FACTS = {
 }
 """Features that show whether a network is unlike those of the training: its size and its limits."""
 
+_IMAGES = TOPOLOGIES.index("cnn")
+
 FARTHEST = 4.0
 """Standard deviations above the mean of its training beyond which a feature is unlike it.
 
@@ -151,7 +154,9 @@ class TamiyoController(LearnedController):
     """The controller that ships with Esper, or one in a folder: tamiyo, tamiyo:FOLDER.
 
     At the first decision it finds the networks that are unlike those of its training, and leaves
-    them to the rule `trial`.
+    them to the rule `trial`. In networks without slots for images it does not see the size of the
+    training set, because it has learned how many images are enough, not how many texts
+    (research/strangers).
     """
 
     def __init__(self, policy: Policy, context: ControllerContext, *, greedy: bool = True) -> None:
@@ -208,6 +213,13 @@ class TamiyoController(LearnedController):
         super().load_state_dict(state)
         self._unlike = None if state["unlike"] is None else list(state["unlike"])
         self._rule.load_state_dict(state["rule"])
+
+    def _own_signals(self, signals: Signals) -> Signals:
+        """Return what the policy observes."""
+        own = super()._own_signals(signals)
+        is_image = own.slot_topology == _IMAGES
+        has_others = ((own.slot_topology >= 0) & ~is_image).any(1) & ~is_image.any(1)
+        return replace(own, train_samples=torch.where(has_others, 0, own.train_samples))
 
     def _compare(self, signals: Signals) -> list[str]:
         """Return, for every row, what is unlike the training of the policy."""
