@@ -208,7 +208,7 @@ def test_a_trainer_deepens_and_resumes_to_the_bit(tmp_path: Path) -> None:
     ]
     plain = make("GPT2LMHeadModel")
     counted = esper.Deepen(plain, sgd(plain), start=1, example=sentences_batch(4))
-    assert depth.history[0]["flops"] == 8 * 2 * counted._flops_per_step({"transformer.h": 1})
+    assert depth.history[0]["flops"] == 8 * 2 * counted._compute.per_step({"transformer.h": 1})
     resumed = DeepenCallback()
     trainer = trainer_of(make("GPT2LMHeadModel"), resumed, tmp_path / "resumed")
     trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-10"))
