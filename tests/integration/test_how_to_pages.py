@@ -152,8 +152,11 @@ def test_deepening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     known = {"model": make_gpt(8), "make_model": make_model, "example": tokens(0)[:, :-1]}
     names, said = run_blocks(run, {**known, "batches": [tokens(step) for step in range(10)]})
-    assert said.splitlines()[0].startswith("Deepen(blocks: 8 of 8 blocks awake after 10 steps)")
-    assert said.splitlines()[1] == "{'blocks': 8}"
+    assert said.splitlines()[:2] == [
+        "Deepen: 10 of 10 optimizer steps",
+        "  blocks: 8 of 8 blocks awake (2 at first, 4 from step 2, 8 from step 4)",
+    ]
+    assert said.splitlines()[3] == "{'blocks': 8}"
     assert names["depth"].awake == {"blocks": 2}
     assert {path.name for path in tmp_path.iterdir()} == {
         "checkpoint.pt",
