@@ -178,10 +178,10 @@ def test_adapting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     model, (batch,) = make_model(), taken_for_granted()["train"]
     known = {"model": model, "make_model": make_model, "batches": [batch] * 20}
-    names, said = run_blocks(python_blocks(HOW_TO / "adapt-a-finished-model.md")[:2], known)
+    names, said = run_blocks(python_blocks(HOW_TO / "adapt-a-finished-model.md")[:3], known)
     assert "parameters in adapters" in said.splitlines()[-1]
     assert list(model.state_dict()) == list(make_model().state_dict())
-    with_peft = python_blocks(HOW_TO / "adapt-a-finished-model.md")[2]
+    with_peft = python_blocks(HOW_TO / "adapt-a-finished-model.md")[3]
     # Attention of torch cannot be saved for PEFT, so the page's last lines have another model.
     plain = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     batches = [(torch.randn(8, 4), batch[1])] * 4
