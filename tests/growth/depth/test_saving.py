@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,6 +135,17 @@ def test_in_a_notebook_they_are_said_after_the_cell(monkeypatch: pytest.MonkeyPa
     model.state_dict()
     depth.state_dict()
     assert callbacks == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_process_warns(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, depth = begun(start=2, at={9: 4})
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.distributed, "is_initialized", lambda: True)
+        patched.setattr(torch.distributed, "get_rank", lambda: rank)
+        model.state_dict()
+    with nullcontext() if rank else pytest.warns(EsperWarning, match=SAID):
+        depth.step()
 
 
 def test_copies_of_a_model_are_watched_no_longer() -> None:

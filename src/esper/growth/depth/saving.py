@@ -1,4 +1,4 @@
-"""What is saved of a network while blocks sleep: a warning about half of it, and a check."""
+"""Warns of incomplete saves while blocks sleep, and checks the state that `Deepen` loads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from torch import distributed as dist
 from torch import nn
 
 from esper.leyline.errors import CheckpointError, EsperWarning, warn
@@ -15,9 +16,9 @@ HOW_TO_SAVE = "because it is bound to its model and optimizer; save depth.state_
 
 
 class SaveWatch:
-    """Warns once if weights of sleeping blocks were saved, but not that these blocks sleep.
+    """Warns once if `model.state_dict()` was saved while blocks sleep, but `Deepen`'s own was not.
 
-    A fresh model that loads them runs all blocks, and computes something else.
+    A fresh model that loads such weights runs all blocks, and computes something else.
 
     Most loops read `model.state_dict()` first and `depth.state_dict()` after it. So whether a save
     is complete shows only later: at the next optimizer step, at the end of a notebook's cell, or
@@ -39,7 +40,7 @@ class SaveWatch:
         self._is_stopped = False
 
     def follow(self, owner: object) -> None:
-        """Expect nothing more from this object once it is freed, or the program ends."""
+        """Call `end` when this object is freed, or the program ends."""
         weakref.finalize(owner, self.end)
 
     def set_awake(self, awake: Mapping[str, int], blocks: Mapping[str, int]) -> None:
@@ -56,8 +57,11 @@ class SaveWatch:
         self._has_begun, self._has_depth = True, False
 
     def see_model(self) -> None:
-        """Weights of sleeping blocks are read by `state_dict`."""
+        """Note that `state_dict` has read the weights of a sleeping block."""
         if self._is_stopped or self._has_depth or not self._has_begun or self._problem:
+            return
+        # All processes gather sharded weights, but often only the first one saves the rest.
+        if dist.is_available() and dist.is_initialized() and dist.get_rank():
             return
         self._problem = (
             f"model.state_dict() was read while only {self._awake} blocks were awake; a fresh "
@@ -71,7 +75,7 @@ class SaveWatch:
             shell.events.register("post_run_cell", self._after_cell)
 
     def see_depth(self) -> None:
-        """The state of `Deepen` is read, which completes a save."""
+        """Note that `Deepen.state_dict` was called, which completes a save."""
         self._problem, self._has_depth = "", True
 
     def end(self) -> None:
@@ -114,7 +118,7 @@ class OnSave:
         return OnSave, ()
 
     def __call__(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        """Pass on that the state of the module is read."""
+        """Tell the watch."""
         if self._watch is not None:
             self._watch.see_model()
 
