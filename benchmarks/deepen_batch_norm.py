@@ -72,6 +72,8 @@ def main(arguments: list[str]) -> int:
         model = make()
         optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
         depth = Deepen(model, optimizer, start=2, at=wakes, example=x[:32])
+        # Weights are read to put them back, not to save them.
+        depth.saves.stop()
 
         def measure(wake: int, when: str) -> None:
             as_it_is = accuracy(model, val)

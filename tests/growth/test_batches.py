@@ -126,7 +126,7 @@ class HeldNorm(nn.BatchNorm1d):
 
 def test_a_frozen_layer_that_stays_in_eval_mode_does_not_move() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3)).requires_grad_(False).eval()
-    with pytest.warns(EsperWarning, match="'0' are frozen, but its running statistics"):
+    with pytest.warns(EsperWarning, match="'0' are frozen, but the running statistics .*Frozen"):
         warn_of_moving_statistics(model)
     assert not model.training
     warn_of_moving_statistics(nn.Sequential(HeldNorm(3)).requires_grad_(False).train())

@@ -152,8 +152,11 @@ def test_deepening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     known = {"model": make_gpt(8), "make_model": make_model, "example": tokens(0)[:, :-1]}
     names, said = run_blocks(run, {**known, "batches": [tokens(step) for step in range(10)]})
-    assert said.splitlines()[0].startswith("Deepen(blocks: 8 of 8 blocks awake after 10 steps)")
-    assert said.splitlines()[1] == "{'blocks': 8}"
+    assert said.splitlines()[:2] == [
+        "Deepen: 10 of 10 optimizer steps",
+        "  blocks: 8 of 8 blocks awake (2 at first, 4 from step 2, 8 from step 4)",
+    ]
+    assert said.splitlines()[3] == "{'blocks': 8}"
     assert names["depth"].awake == {"blocks": 2}
     assert {path.name for path in tmp_path.iterdir()} == {
         "checkpoint.pt",
@@ -175,10 +178,10 @@ def test_adapting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     model, (batch,) = make_model(), taken_for_granted()["train"]
     known = {"model": model, "make_model": make_model, "batches": [batch] * 20}
-    names, said = run_blocks(python_blocks(HOW_TO / "adapt-a-finished-model.md")[:2], known)
+    names, said = run_blocks(python_blocks(HOW_TO / "adapt-a-finished-model.md")[:3], known)
     assert "parameters in adapters" in said.splitlines()[-1]
     assert list(model.state_dict()) == list(make_model().state_dict())
-    with_peft = python_blocks(HOW_TO / "adapt-a-finished-model.md")[2]
+    with_peft = python_blocks(HOW_TO / "adapt-a-finished-model.md")[3]
     # Attention of torch cannot be saved for PEFT, so the page's last lines have another model.
     plain = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     batches = [(torch.randn(8, 4), batch[1])] * 4

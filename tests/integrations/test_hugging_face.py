@@ -123,6 +123,25 @@ def test_a_save_in_mid_training_is_the_smaller_network(name: str, tmp_path: Path
     assert torch.equal(expected, found)
 
 
+@pytest.mark.filterwarnings("error::esper.EsperWarning")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_fresh_model_does_not_look_trained_and_a_trained_one_does(name: str) -> None:
+    model, batch = make(name), MODELS[name][1]
+    optimizer = sgd(model)
+    depth = esper.Deepen(model, optimizer, total_steps=100)
+    model(**batch).logits.square().mean().backward()
+    optimizer.step()
+    depth.step()
+    trained = make(name)
+    trained(**batch).logits.square().mean().backward()
+    sgd(trained).step()
+    model = make(name)
+    model.load_state_dict(trained.state_dict())
+    depth = esper.Deepen(model, sgd(model), total_steps=100, example=batch)
+    with pytest.warns(esper.EsperWarning, match="they look trained"):
+        depth.step()
+
+
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM"])
 def test_a_grown_model_is_saved_as_deep_as_it_is(name: str, tmp_path: Path) -> None:
     model = make(name)
@@ -197,6 +216,8 @@ def trainer_of(model: Any, callback: DeepenCallback, folder: Path, **options: An
     )
 
 
+# Checkpoints in mid-training are complete.
+@pytest.mark.filterwarnings("error::esper.EsperWarning")
 def test_a_trainer_deepens_and_resumes_to_the_bit(tmp_path: Path) -> None:
     whole = DeepenCallback()
     model = make("GPT2LMHeadModel")
@@ -208,7 +229,7 @@ def test_a_trainer_deepens_and_resumes_to_the_bit(tmp_path: Path) -> None:
     ]
     plain = make("GPT2LMHeadModel")
     counted = esper.Deepen(plain, sgd(plain), start=1, example=sentences_batch(4))
-    assert depth.history[0]["flops"] == 8 * 2 * counted._flops_per_step({"transformer.h": 1})
+    assert depth.history[0]["flops"] == 8 * 2 * counted._compute.per_step({"transformer.h": 1})
     resumed = DeepenCallback()
     trainer = trainer_of(make("GPT2LMHeadModel"), resumed, tmp_path / "resumed")
     trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-10"))
@@ -300,6 +321,7 @@ def test_two_processes_deepen_the_same_network(tmp_path: Path) -> None:
 # -- accelerate -----------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("error::esper.EsperWarning")
 def test_a_loop_with_accelerate(tmp_path: Path) -> None:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState

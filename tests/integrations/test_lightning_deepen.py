@@ -82,6 +82,8 @@ def fit(deepening: DeepenCallback, resume: Path | None = None, **options: Any) -
     return module
 
 
+# Checkpoints in mid-training are complete.
+@pytest.mark.filterwarnings("error::esper.EsperWarning")
 def test_a_trainer_deepens_and_resumes_to_the_bit(tmp_path: Path) -> None:
     def run(folder: str, resume: Path | None = None) -> DeepenCallback:
         saving = ModelCheckpoint(tmp_path / folder, save_top_k=-1, every_n_epochs=1)

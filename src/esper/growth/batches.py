@@ -325,17 +325,41 @@ def refuse_short_schedule(
         )
 
 
-def warn_of_moving_statistics(model: nn.Module) -> None:
-    """Warn if a frozen model has BatchNorm layers whose running statistics still change."""
+def warn_of_moving_statistics(model: nn.Module, *, has_own_loop: bool = False) -> None:
+    """Warn if a frozen model has BatchNorm layers whose running statistics still change.
+
+    Args:
+        model: the model.
+        has_own_loop: whether the user's code calls `model.train()`.
+    """
     moving = set(moving_norms(model))
-    for name, module in model.named_modules():
-        if module in moving and module.weight is not None and not module.weight.requires_grad:
-            warn(
-                f"the parameters of {name!r} are frozen, but its running statistics still change; "
-                "keep it in eval mode while the model trains, replace it, for instance by "
-                "torchvision.ops.FrozenBatchNorm2d, or train its parameters too"
-            )
-            return
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if module in moving and module.weight is not None and not module.weight.requires_grad
+    }
+    if not found:
+        return
+    first = next(iter(found))
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    if has_own_loop:
+        classes = {
+            f"torch.nn.{kind.__name__}" if kind.__module__.startswith("torch.") else kind.__name__
+            for kind in map(type, found.values())
+        }
+        advice = (
+            "to hold them still, write after each model.train(): [m.eval() for m in "
+            f"model.modules() if isinstance(m, {' | '.join(sorted(classes))})]"
+        )
+    else:
+        advice = (
+            "keep such layers in eval mode while the model trains, replace them, for instance by "
+            "torchvision.ops.FrozenBatchNorm2d, or train their parameters too"
+        )
+    warn(
+        f"the parameters of {first!r}{more} are frozen, but the running statistics still change; "
+        f"{advice}"
+    )
 
 
 # ---- Optimizers and schedules: an instance, or a function that makes one

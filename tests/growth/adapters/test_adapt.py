@@ -15,6 +15,7 @@ from torch.nn.parallel import DataParallel
 import esper
 from esper.growth.adapters.adapt import Adapt
 from esper.growth.adapters.placement import AdaptConfig
+from esper.growth.batches import warn_of_moving_statistics
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
 
 STEPS = 24
@@ -400,14 +401,44 @@ def test_moving_statistics_of_a_frozen_model_are_said_at_the_first_step() -> Non
             adapters.step(optimizer)
 
     adapters = Adapt(normed(), 40)
-    with pytest.warns(EsperWarning, match="'1' are frozen, but its running statistics") as seen:
+    with pytest.warns(EsperWarning, match="'1' are frozen, but the running statistics") as seen:
         step(adapters)
     assert len(seen) == 1
+    # The line that it says to write holds all of them still.
+    model = nn.Sequential(normed(), nn.Conv1d(5, 5, 1), *(nn.BatchNorm1d(5) for _ in range(2)))
+    with pytest.warns(EsperWarning, match=r"'0\.1' and 2 more are frozen") as seen:
+        warn_of_moving_statistics(model.requires_grad_(False).train(), has_own_loop=True)
+    line = str(seen[0].message).partition("model.train(): ")[2]
+    assert line == "[m.eval() for m in model.modules() if isinstance(m, torch.nn.BatchNorm1d)]"
+    exec(line, {"model": model, "torch": torch})
+    warn_of_moving_statistics(model, has_own_loop=True)
     step(Adapt(normed(), 40, trainable="1"))
     for held in ("", "1"):
         adapters = Adapt(normed(), 40)
         adapters.model.get_submodule(held).eval()
         step(adapters)
+
+
+def test_gradients_that_are_not_finite_are_said_once() -> None:
+    adapters = Adapt(make(), 500, total_steps=STEPS)
+    optimizer = adamw(adapters)
+    ranks = adapters.ranks
+
+    def step(scale: float) -> None:
+        (scale * loss_of(adapters.model, 0)).backward()
+        optimizer.zero_grad()
+        adapters.step(optimizer)
+
+    step(float("nan"))
+    for _ in range(2):
+        step(1.0)
+    with pytest.warns(EsperWarning, match=r"gradients of .* and \d+ more weights were not finite"):
+        step(1.0)
+    assert adapters.is_placed
+    assert adapters.ranks == ranks
+    for number in range(STEPS):
+        step(float("nan" if number % 2 else 1.0))
+    assert "nan" not in repr(adapters)
 
 
 def test_a_state_of_another_model_or_budget_is_refused() -> None:

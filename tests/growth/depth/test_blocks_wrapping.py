@@ -128,7 +128,7 @@ def ddp(rank: int, **options: Any) -> None:
     train(wrapped, optimizer, 0, STEPS, depth=depth, loss_of=half_loss)
     check_same_as_alone(model, depth)
     alone_depth = Deepen(other := make_gpt(4), sgd(other), example=tokens(0)[:2, :-1])
-    assert depth.history[0]["flops"] == 2 * alone_depth._flops_per_step({"blocks": 1})
+    assert depth.history[0]["flops"] == 2 * alone_depth._compute.per_step({"blocks": 1})
 
 
 def ddp_that_finds_unused_parameters(rank: int) -> None:

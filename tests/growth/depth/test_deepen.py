@@ -21,7 +21,6 @@ import esper
 from esper.growth.depth.deepen import Deepen
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
 from tests.growth.depth.models import (
-    GPT,
     Block,
     image_loss,
     images,
@@ -711,12 +710,10 @@ def test_an_optimizer_must_hold_all_blocks() -> None:
         optimizer=torch.optim.SGD([*model.embed.parameters(), *model.blocks[:2].parameters()], 0.1),
     )
     # What is frozen needs no optimizer.
-    model.blocks.requires_grad_(False)
-    Deepen(model, sgd_of_head(model), total_steps=3, example=EXAMPLE)
-
-
-def sgd_of_head(model: GPT) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.head.parameters(), 0.1)
+    for block in model.blocks:
+        block.qkv.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    Deepen(model, torch.optim.SGD(trained, 0.1), total_steps=3, example=EXAMPLE)
 
 
 def test_a_model_that_is_never_called_is_said() -> None:
@@ -816,18 +813,87 @@ def test_the_length_of_the_run_is_needed() -> None:
 
 def test_what_it_says_of_itself() -> None:
     model = make_gpt(4)
-    assert repr(Deepen(model, adamw(model))) == "Deepen(stacks='auto', found on the first batch)"
+    depth = Deepen(model, optimizer := adamw(model), total_steps=10)
+    assert repr(depth) == "Deepen(stacks='auto', found on the first batch)"
+    train(model, optimizer, 0, 3, depth=depth)
+    part = (depth.flops, depth.static_flops, 1 - depth.flops / depth.static_flops)
+    assert str(depth).splitlines() == [
+        "Deepen: 3 of 10 optimizer steps; the last blocks wake at step 4",
+        "  blocks: 2 of 4 blocks awake (1 at first, 2 from step 2)",
+        "  training FLOPs: {:.3g}; with all blocks awake from the start {:.3g}, "
+        "{:.0%} saved".format(*part),
+    ]
+    again = Deepen(other := make_gpt(4), adamw(other), total_steps=10)
+    again.load_state_dict(depth.state_dict())
+    assert repr(again) == (
+        "Deepen(stacks='auto', found on the first batch; goes on after step 3 with blocks: "
+        "2 of 4 blocks awake)"
+    )
+
+
+def test_when_the_last_blocks_wake_is_said() -> None:
+    def first_line(**options: Any) -> str:
+        model = make_gpt(4)
+        return repr(Deepen(model, adamw(model), example=EXAMPLE, **options)).splitlines()[0]
+
+    assert first_line() == "Deepen: 0 optimizer steps"
+    begun = "Deepen: 0 of 4,000 optimizer steps; the last blocks wake"
+    assert first_line(total_steps=4_000) == f"{begun} at step 1,600"
+    assert first_line(total_steps=4_000, controller="plateau") == f"{begun} by step 2,400"
+    last = "Deepen: 0 optimizer steps; the last blocks wake at step 1"
+    assert first_line(start=1, at={1: 4}) == last
+
+
+@pytest.mark.parametrize(
+    ("total_steps", "got"),
+    [
+        ("20", "'20'"),
+        (20.5, r"20\.5"),
+        (True, "True"),
+        (-1, "-1"),
+        ((n for n in range(3)), "a generator"),
+        ([1], "a list"),
+    ],
+)
+def test_a_length_that_is_no_number_of_steps_is_refused(total_steps: Any, got: str) -> None:
+    refused(rf"of the whole run, got {got}; write total_steps=epochs \*", total_steps=total_steps)
+
+
+def test_a_model_and_an_optimizer_in_the_wrong_order_are_refused() -> None:
     model = make_gpt(4)
-    depth = Deepen(model, adamw(model), example=EXAMPLE)
-    assert repr(depth) == "Deepen(blocks: 1 of 4 blocks awake after 0 steps)"
-    depth.total_steps = 4_000
-    asleep = "Deepen(blocks: 1 of 4 blocks awake after 0 steps; the last ones wake"
-    assert repr(depth) == f"{asleep} at step 1,600 of 4,000)"
+    with pytest.raises(UsageError, match=r"got AdamW; write Deepen\(model, optimizer, total_st"):
+        Deepen(adamw(model), model, total_steps=10)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"must be a torch\.optim\.Optimizer .*, got GPT"):
+        Deepen(model, model, total_steps=10)  # type: ignore[arg-type]
+
+
+def test_resuming_past_the_end_is_warned() -> None:
     model = make_gpt(4)
-    depth = Deepen(model, adamw(model), controller="plateau", total_steps=4_000, example=EXAMPLE)
-    assert repr(depth) == f"{asleep} by step 2,400 of 4,000)"
+    depth = Deepen(model, adamw(model), total_steps=100, example=EXAMPLE)
+    for _ in range(15):
+        depth.step()
+    saved = depth.state_dict()
+    for example in (EXAMPLE, None):
+        model = make_gpt(4)
+        again = Deepen(model, adamw(model), total_steps=10, example=example)
+        with pytest.warns(EsperWarning, match=r"saved after step 15, but total_steps=10, so all"):
+            again.load_state_dict(saved)
+        model(EXAMPLE)
+        again.step()
+        assert again.awake == {"blocks": 4}
+    # A run that had ended is no mistake, nor one whose length decides nothing.
+    for options in ({"total_steps": 15}, {"total_steps": 2, "start": 1, "at": {20: 4}}):
+        model = make_gpt(4)
+        Deepen(model, adamw(model), example=EXAMPLE, **options).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("controller", ["plateau", "slope"])
+def test_losses_that_are_not_finite_are_said_once(controller: str) -> None:
     model = make_gpt(4)
-    depth = Deepen(model, adamw(model), start=1, at={1: 4}, example=EXAMPLE)
-    assert repr(depth) == f"{asleep} at step 1)"
-    depth.step()
-    assert repr(depth) == "Deepen(blocks: 4 of 4 blocks awake after 1 steps)"
+    depth = Deepen(model, sgd(model), controller=controller, total_steps=200, example=EXAMPLE)
+    depth.step(float("nan"))
+    with pytest.warns(EsperWarning, match=r"is nan, so the controller cannot .* by 60% of the run"):
+        depth.step(1.0)
+    for _ in range(198):
+        depth.step(float("inf"))
+    assert [event["step"] for event in depth.history] == [60, 120]

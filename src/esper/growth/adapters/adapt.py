@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.growth.adapters.measuring import GradientSums, Use, shared_seed
+from esper.growth.adapters.measuring import GradientSums, Use, describe_not_finite, shared_seed
 from esper.growth.adapters.placement import AdaptConfig, Planner
 from esper.growth.adapters.weights import (
     AdaptedWeight,
@@ -28,7 +28,7 @@ from esper.growth.adapters.weights import (
 from esper.growth.batches import warn_of_moving_statistics
 from esper.growth.depth.blocks import world_size
 from esper.leyline.config import check_value
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, warn
 
 
 class Adapt:
@@ -95,7 +95,7 @@ class Adapt:
         assert budget is not None
         self._budget = budget
         self._step, self._measured_steps = 0, 0
-        self._is_placed, self._is_baked = False, False
+        self._is_placed, self._is_baked, self._has_warned = False, False, False
         self._history: list[dict[str, Any]] = []
         self._asked: dict[str, float] = {}
         self._used: dict[str, float] = {}
@@ -207,7 +207,7 @@ class Adapt:
         optimizers = inner_optimizers(optimizer)
         self._forgotten.stop()
         if self._step == 0 and self.model.training:
-            warn_of_moving_statistics(self.model)
+            warn_of_moving_statistics(self.model, has_own_loop=True)
         if self._step == 0 or not self._is_placed:
             check_held(self.parameters(), optimizers)
         self._step += 1
@@ -379,6 +379,9 @@ class Adapt:
         assert self._sums is not None
         assert self._planner is not None
         use, gradients = self._use, self._sums.sums()
+        if not self._has_warned and (problem := describe_not_finite(gradients)):
+            self._has_warned = True
+            warn(problem)
         self._stop_watching()
         self._used = {} if use is None else use.by_weight()
         event: dict[str, Any] = {"step": self._step, "opened": {}, "settled": {}, "dropped": {}}

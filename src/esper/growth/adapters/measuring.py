@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,6 +88,19 @@ class GradientSums:
         }
 
 
+def describe_not_finite(gradients: Mapping[str, Tensor]) -> str:
+    """Return a warning about sums of gradients that are NaN or infinite; empty if none are."""
+    odd = [name for name, one in gradients.items() if not bool(torch.isfinite(one).all())]
+    if not odd:
+        return ""
+    which = f"{odd[0]} and {len(odd) - 1} more weights" if len(odd) > 1 else odd[0]
+    return (
+        f"the gradients of {which} were not finite while they were measured, so these keep the "
+        "rank they had; check that the loss is finite in these steps and lower the learning rate, "
+        "or place ranks before training by adapters.measure(batches, loss)"
+    )
+
+
 class Use:
     """How much the loss depends on each component: |b · gradient of b|, summed over steps.
 
@@ -130,8 +144,9 @@ class Use:
         return float(self._sums[name][index]) < share * mean
 
     def by_weight(self) -> dict[str, float]:
-        """Return the share of each weight in the use of all."""
+        """Return the share of each weight in the finite use of all."""
         sums = {name: float(value.sum()) for name, value in self._sums.items()}
+        sums = {name: value for name, value in sums.items() if math.isfinite(value)}
         whole = sum(sums.values())
         return {name: value / whole for name, value in sums.items()} if whole else {}
 

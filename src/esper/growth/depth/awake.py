@@ -21,11 +21,10 @@ from esper.growth.depth.blocks import (
     Sleeper,
     copy_block,
     copy_optimizer_state,
-    has_trained,
-    is_asleep,
     plan_copies,
 )
 from esper.growth.depth.rules import Decision
+from esper.growth.depth.saving import OnSave, SaveWatch
 from esper.growth.depth.stacks import Stack
 from esper.kasmina.flops import HOW_TO_COUNT, PASSES_OF_TRAINING, forward_flops
 from esper.leyline.errors import UsageError, unknown_name, warn
@@ -97,15 +96,23 @@ class SleepingStacks:
         networks: the network, then its averaged copies.
         stacks: the stacks to deepen.
         processes: keeps `DistributedDataParallel` informed of sleeping blocks.
+        saves: told when weights of sleeping blocks are saved.
     """
 
-    def __init__(self, networks: Sequence[nn.Module], stacks: Stacks, processes: Processes) -> None:
+    def __init__(
+        self,
+        networks: Sequence[nn.Module],
+        stacks: Stacks,
+        processes: Processes,
+        saves: SaveWatch,
+    ) -> None:
         """Leave all blocks awake."""
         self._stacks = stacks
         self._processes = processes
+        on_save = OnSave(saves)
         self._sleepers = {
             name: [
-                [Sleeper(_block(network, block), stack.output) for block in stack.blocks]
+                [Sleeper(_block(network, block), stack.output, on_save) for block in stack.blocks]
                 for network in networks
             ]
             for name, stack in stacks.items()
@@ -167,22 +174,6 @@ class SleepingStacks:
                 own = self._sleepers[name][0]
                 copy_optimizer_state(own[source].block, own[target].block, optimizers)
 
-    def warn_of_trained(self, optimizers: Sequence[Optimizer]) -> None:
-        """Warn if blocks sleep that these optimizers have trained."""
-        trained = [
-            name
-            for key, (own, *_) in self._sleepers.items()
-            for name, sleeper in zip(self._stacks[key].blocks, own, strict=True)
-            if is_asleep(sleeper.block) and has_trained(optimizers, sleeper.block)
-        ]
-        if trained:
-            which = " to ".join(dict.fromkeys([trained[0], trained[-1]]))
-            warn(
-                f"{which} sleep although the optimizer has trained them, and copies of other "
-                "blocks will replace them; to resume a run write depth.load_state_dict(...), to "
-                "deepen a finished network esper.grow(model, checkpoint=..., deepen=...)"
-            )
-
     def _rouse(self, awake: Mapping[str, int]) -> None:
         for name, networks in self._sleepers.items():
             for sleepers in networks:
@@ -218,6 +209,49 @@ class Costs:
     def per_batch(self, awake: Mapping[str, int]) -> float:
         """Return the FLOPs of a batch with these blocks awake; sleeping ones cost nothing."""
         return self.base + sum(self.block[name] * count for name, count in awake.items())
+
+
+class Compute:
+    """Training FLOPs of a run while blocks wake.
+
+    Args:
+        batches_per_step: batches of all processes in an optimizer step.
+    """
+
+    def __init__(self, batches_per_step: int) -> None:
+        """Start at 0, with costs yet to be counted."""
+        self.costs: Costs | None = None
+        self._batches_per_step = batches_per_step
+        self._spent, self._since = 0.0, 0
+
+    def per_step(self, awake: Mapping[str, int]) -> float:
+        """Return the FLOPs of a step with these blocks awake."""
+        if self.costs is None:
+            raise UsageError(
+                "FLOPs are counted on the first training batch; write Deepen(..., example=batch) "
+                "to count them now"
+            )
+        return self._batches_per_step * self.costs.per_batch(awake)
+
+    def after(self, step: int, awake: Mapping[str, int]) -> float:
+        """Return the FLOPs spent by a step, with these blocks awake since the last change."""
+        return self._spent + (step - self._since) * self.per_step(awake)
+
+    def change(self, step: int, awake: Mapping[str, int]) -> float:
+        """Note that other blocks than these are awake after a step; return the FLOPs spent."""
+        self._spent, self._since = self.after(step, awake), step
+        return self._spent
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        costs = self.costs and {"base": self.costs.base, "block": dict(self.costs.block)}
+        return {"since": self._since, "spent": self._spent, "costs": costs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, among other keys."""
+        self._since, self._spent = state["since"], state["spent"]
+        if state["costs"] is not None:
+            self.costs = Costs(state["costs"]["base"], dict(state["costs"]["block"]))
 
 
 def count_costs(

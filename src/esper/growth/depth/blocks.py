@@ -5,9 +5,8 @@ Only the block's `forward` is replaced, so parameters, names and `state_dict` ke
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -21,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from esper.growth.depth.saving import OnSave, remove_save_hooks
 from esper.kasmina.calls import Call, Source, is_plain
 from esper.kasmina.optimizer import copy_state
 from esper.kasmina.slots.probe import shapes_of
@@ -43,6 +43,11 @@ _REFUSED_OPTIMIZERS = {
 
 def unwrapped(model: nn.Module) -> list[nn.Module]:
     """Return a model and all that it wraps, outermost first; the last is the user's own."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"the model must be a torch.nn.Module, got {type(model).__name__}; write "
+            "Deepen(model, optimizer, total_steps=...)"
+        )
     found = [model]
     while True:
         name = type(found[-1]).__name__
@@ -59,7 +64,9 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
 def unwrap_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     """Return the optimizers inside the wrappers of trainers."""
     found = []
-    for one in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
+    several = isinstance(optimizer, Iterable) and not isinstance(optimizer, Optimizer)
+    given: list[Any] = list(optimizer) if several else [optimizer]  # type: ignore[arg-type]
+    for one in given:
         # Accelerate and Lightning keep the user's optimizer under this name.
         while isinstance(inner := getattr(one, "optimizer", None), Optimizer):
             one = inner
@@ -94,18 +101,6 @@ def check_held(names: Sequence[str], network: nn.Module, optimizers: Sequence[Op
                     f"the optimizer lacks {name}.{part}; make it from all of model.parameters(), "
                     "including blocks that sleep at first"
                 )
-
-
-def has_trained(optimizers: Sequence[Optimizer], block: nn.Module) -> bool:
-    """Return whether optimizers have trained parameters of this block."""
-    states = [
-        one.state[parameter]
-        for one in optimizers
-        for parameter in block.parameters()
-        if parameter in one.state
-    ]
-    # Some optimizers make the state of all parameters at once, with a counter of 0.
-    return any(state and float(state.get("step", 1)) > 0 for state in states)
 
 
 class Processes:
@@ -168,14 +163,6 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def ancestors(names: Sequence[str]) -> Iterator[str]:
-    """Yield the names of all modules around these, outermost first; '' is the model."""
-    paths = {""} | {
-        name.rsplit(".", count)[0] for name in names for count in range(1, name.count(".") + 1)
-    }
-    yield from sorted(paths, key=lambda path: (path.count("."), path))
-
-
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
@@ -203,10 +190,11 @@ def pass_through(output: Output, *args: Any, **kwargs: Any) -> Any:
 class Sleeper:
     """One block that can be put to sleep and woken."""
 
-    def __init__(self, block: nn.Module, output: Output) -> None:
-        """Leave the block awake."""
+    def __init__(self, block: nn.Module, output: Output, on_save: OnSave) -> None:
+        """Leave the block awake; the hook tells when its weights are saved while it sleeps."""
         self.block = block
         self._output = output
+        self._on_save = on_save
         self._kept: dict[str, Any] | None = None
 
     def set_awake(self, is_awake: bool) -> None:
@@ -219,6 +207,7 @@ class Sleeper:
             del own["forward"]
             own.update(self._kept)
             self._kept = None
+            remove_save_hooks(self.block)
             return
         # A block with `block.compile()` would be compiled asleep, then again awake.
         names = ["forward", "_compiled_call_impl"]
@@ -228,6 +217,7 @@ class Sleeper:
         self._kept = {name: own.pop(name) for name in names if name in own}
         own.update({name: OrderedDict() for name in _HOOKS if name in self._kept})
         own["forward"] = partial(pass_through, self._output)
+        self.block.register_state_dict_pre_hook(self._on_save)
 
 
 def wake_copies(network: nn.Module) -> None:
@@ -235,6 +225,7 @@ def wake_copies(network: nn.Module) -> None:
     for module in network.modules():
         if is_asleep(module):
             del module.__dict__["forward"]
+            remove_save_hooks(module)
 
 
 def is_asleep(module: nn.Module) -> bool:
@@ -283,48 +274,6 @@ def _output_of(call: Call, after: Call) -> Output | str:
         parts.append(source or Source(value=part))
     form = type(call.output) if type(call.output) in (tuple, list) else None
     return Output(tuple(parts), form)
-
-
-# ---- The hook that sees the first batch of a model
-
-
-OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
-
-
-class FirstBatch:
-    """Forward pre-hook that passes on the arguments of a call, until it is removed.
-
-    Copies of a model copy its hooks; a copy of this one does nothing.
-    """
-
-    def __init__(self, on_call: OnCall | None = None) -> None:
-        """Call this method, through a weak reference to its object."""
-        self._on_call = None if on_call is None else weakref.WeakMethod(on_call)
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return FirstBatch, ()
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Pass on a call of the module."""
-        on_call = None if self._on_call is None else self._on_call()
-        if on_call is not None:
-            on_call(module, args, kwargs)
-
-    def hook(self, modules: Iterable[nn.Module]) -> None:
-        """Watch the calls of these modules."""
-        for module in modules:
-            # It runs before FSDP gathers parameters for the call.
-            module.register_forward_pre_hook(self, prepend=True, with_kwargs=True)
-
-
-def unhook(model: nn.Module) -> None:
-    """Remove all hooks of this kind from a model and its submodules."""
-    for module in model.modules():
-        for key, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, FirstBatch):
-                del module._forward_pre_hooks[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 # ---- Copying blocks: weights, buffers and the state that optimizers keep for them

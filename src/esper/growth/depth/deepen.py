@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.depth.awake import (
+    Compute,
     Costs,
     SleepingStacks,
     count_costs,
@@ -23,17 +24,16 @@ from esper.growth.depth.awake import (
 )
 from esper.growth.depth.blocks import (
     ORDERS,
-    FirstBatch,
     Order,
     Processes,
-    ancestors,
     check_held,
     inner_optimizers,
-    unhook,
     unwrapped,
     wake_copies,
     world_size,
 )
+from esper.growth.depth.first_batch import unhook, wait_for_batch
+from esper.growth.depth.report import describe_last_wake, describe_run, describe_unknown
 from esper.growth.depth.rules import (
     Decision,
     DepthController,
@@ -43,11 +43,13 @@ from esper.growth.depth.rules import (
     Schedule,
     Slope,
     check_total_steps,
-    describe_last_wake,
     make_rule,
+    warn_of_short_resume,
     warn_past_end,
 )
-from esper.growth.depth.stacks import FoundStacks, Stack, block_lists, find, find_by_example
+from esper.growth.depth.saving import HOW_TO_SAVE, SaveWatch, check_depth_state
+from esper.growth.depth.stacks import FoundStacks, Stack, find, find_by_example
+from esper.growth.depth.trained import check_not_frozen, warn_of_trained
 from esper.growth.steps import ForgottenSteps
 from esper.kasmina.slots.probe import call_arguments
 from esper.leyline.errors import CheckpointError, UsageError, unknown_name
@@ -118,14 +120,13 @@ class Deepen:
         self._order = order
         self._rule = make_rule(controller, at)
         self._total_steps = check_total_steps(total_steps, self._rule)
-        self._batches_per_step = batches_per_step * world_size()
+        self._compute = Compute(batches_per_step * world_size())
         self._stacks: dict[str, Stack] = {}
         self._sleeping: SleepingStacks
         self._start: dict[str, int] = {}
         self._awake: dict[str, int] = {}
         self._planned: list[tuple[int, Decision]] | None = None
-        self._costs: Costs | None = None
-        self._step, self._since, self._spent = 0, 0, 0.0
+        self._step = 0
         self.refused = ""
         """Why due blocks stay asleep; empty if none do."""
         self.is_finished = False
@@ -135,10 +136,13 @@ class Deepen:
         self._loaded: dict[str, Any] | None = None
         self._max_parameters = max_parameters
         self._is_undecided = False
+        self.saves = SaveWatch()
+        """Warns of incomplete saves; `saves.stop()` ends that."""
+        self.saves.follow(self)
         self._forgotten = ForgottenSteps(
             self._optimizers[:1].__contains__,
             # By default blocks first wake after a fifth of the run.
-            100 if total_steps is None else max(1, total_steps // 5),
+            100 if self._total_steps is None else max(1, self._total_steps // 5),
             "the optimizer steps but depth.step() was never called, so sleeping blocks stay "
             "asleep; call depth.step() after each optimizer.step()",
         )
@@ -168,7 +172,7 @@ class Deepen:
     @property
     def flops(self) -> float:
         """Training FLOPs spent so far, forward and backward, in all processes."""
-        return self._spent + (self._step - self._since) * self._flops_per_step(self._awake)
+        return self._compute.after(self._step, self._awake)
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -183,7 +187,7 @@ class Deepen:
     @property
     def static_flops(self) -> float:
         """Training FLOPs of the steps so far if all blocks had been awake."""
-        return self._step * self._flops_per_step(self.blocks)
+        return self._step * self._compute.per_step(self.blocks)
 
     @property
     def total_steps(self) -> int | None:
@@ -206,8 +210,8 @@ class Deepen:
         """
         self._check_found("count_flops(example)")
         self._count_flops(self._network, "", *call_arguments(example))
-        assert self._costs is not None
-        return self._costs
+        assert self._compute.costs is not None
+        return self._compute.costs
 
     def count_parameters(self, awake: Mapping[str, int] | None = None) -> int:
         """Return the trainable parameters with the blocks awake now, or with these."""
@@ -222,18 +226,30 @@ class Deepen:
         return self._rule.steps_for(
             flops,
             self._start,
-            self._flops_per_step,
+            self._compute.per_step,
             double=self._double,
             resolve=partial(resolve, self._stacks),
         )
 
     def __repr__(self) -> str:
         if not self._stacks:
-            return f"Deepen(stacks={self._chosen!r}, found on the first batch)"
-        stacks = ", ".join(f"{n}: {self._awake[n]} of {all_}" for n, all_ in self.blocks.items())
-        last = describe_last_wake(self._rule, self._total_steps, self._start, self._double)
-        after = f"after {self._step:,} steps{'' if self._is_over() else last}"
-        return f"Deepen({stacks} blocks awake {after})"
+            return describe_unknown(self._chosen, self._loaded)
+        outlook = f"; no more blocks wake: {self.refused}" if self.refused else ""
+        if not self._is_over():
+            outlook = describe_last_wake(self._rule, self._total_steps, self._start, self._double)
+        return describe_run(
+            steps=self._step,
+            total_steps=self._total_steps,
+            outlook=outlook,
+            awake=self._awake,
+            blocks=self.blocks,
+            start=self._start,
+            history=self._history,
+            flops=None if self._compute.costs is None else (self.flops, self.static_flops),
+        )
+
+    def __getstate__(self) -> Any:
+        raise UsageError(f"a Deepen cannot be pickled or copied, {HOW_TO_SAVE}")
 
     # -- what users do -----------------------------------------------------------------------------
 
@@ -248,6 +264,7 @@ class Deepen:
 
     def count(self, loss: Tensor | float | None = None) -> None:
         """Count an optimizer step: the first half of `step`, for measuring before blocks wake."""
+        self.saves.start_step()
         self._step += 1
         self._forgotten.stop()
         warn_past_end(self._step, self._total_steps, self._rule)
@@ -259,7 +276,7 @@ class Deepen:
                 "trained, or a batch: example=batch"
             )
         if self._step == 1:
-            self._sleeping.warn_of_trained(self._optimizers)
+            warn_of_trained(self._network, self._stacks, self._awake, self._optimizers)
         self._is_undecided = isinstance(self._rule, Schedule) or self._take_loss(loss)
 
     def decide(self) -> None:
@@ -278,19 +295,19 @@ class Deepen:
 
         Steps and FLOPs stay counted. The next decision wakes blocks again if they are due.
         """
-        self._spent, self._since = self.flops, self._step
+        self._compute.change(self._step, self._awake)
         self._set_awake(resolve(self._stacks, awake, {}))
         self._planned, self.refused, self._losses.since_growth = None, "", 0
         self.is_finished = self._is_over()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs besides the state of model and optimizer, as plain data."""
-        if self._loaded is not None:
-            return dict(self._loaded)
+        self.saves.see_depth()
+        return self._state() if self._loaded is None else dict(self._loaded)
+
+    def _state(self) -> dict[str, Any]:
         saved: dict[str, Any] = {
             "step": self._step,
-            "since": self._since,
-            "spent": self._spent,
             "awake": dict(self._awake),
             "blocks": self.blocks if self._stacks else {},
             "start": dict(self._start),
@@ -298,18 +315,20 @@ class Deepen:
             "history": self.history,
             "refused": self.refused,
             "losses": self._losses.state_dict(),
-            "costs": None,
+            **self._compute.state_dict(),
         }
-        if self._costs is not None:
-            saved["costs"] = {"base": self._costs.base, "block": dict(self._costs.block)}
         if hasattr(self._rule, "state_dict"):
             saved["controller"] = self._rule.state_dict()
         return saved
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`; load model and optimizer from their own."""
-        if not state["blocks"]:
-            return
+        check_depth_state(state, self._state())
+        if state["blocks"]:
+            warn_of_short_resume(state["step"], self._total_steps, self._rule)
+            self._restore(state)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
         if not self._stacks:
             self._loaded = dict(state)
             return
@@ -319,15 +338,14 @@ class Deepen:
                 f"{self.blocks}; build the model with as many"
             )
         self._loaded = None
-        self._step, self._since, self._spent = state["step"], state["since"], state["spent"]
+        self._step = state["step"]
+        self._compute.load_state_dict(state)
         self._start = dict(state["start"])
         self._total_steps = state["total_steps"] if self._total_steps is None else self._total_steps
         self._planned = None
         self.refused = str(state["refused"])
         self._history = [dict(event) for event in state["history"]]
         self._losses.load_state_dict(state["losses"])
-        if state["costs"] is not None:
-            self._costs = Costs(state["costs"]["base"], dict(state["costs"]["block"]))
         if "controller" in state:
             self._rule.load_state_dict(state["controller"])
         self._set_awake(dict(state["awake"]))
@@ -359,14 +377,7 @@ class Deepen:
     # -- the first batch ---------------------------------------------------------------------------
 
     def _wait_for_a_batch(self) -> None:
-        """Watch the model and the modules around its blocks: a trainer may call only a part."""
-        named = self._chosen if not isinstance(self._chosen, str) else [self._chosen]
-        lists = [name for name, _ in block_lists(self._network)] if named == ["auto"] else named
-        modules = dict(self._network.named_modules())
-        # A wrong name is refused on the first batch, with a list of the right ones.
-        watched = [modules[name] for name in ancestors(lists) if name in modules]
-        unhook(self._wrappers[0])
-        FirstBatch(self._on_call).hook([*self._wrappers[:-1], *watched])
+        wait_for_batch(self._wrappers, self._chosen, self._on_call)
 
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find stacks on the first call, and count FLOPs on the first training call."""
@@ -385,37 +396,38 @@ class Deepen:
             self._processes.check(is_asleep=bool(self._stacks))
             if not self._stacks:
                 self._begin(find(module, args, kwargs, path))
-            if trains and self._costs is None:
+            if trains and self._compute.costs is None:
                 self._count_flops(module, path, args, kwargs)
         if not trains:
             self._wait_for_a_batch()
 
     def _begin(self, found: FoundStacks) -> None:
         """Put blocks of the chosen stacks to sleep, and check the schedule."""
-        self._stacks = found.choose(self._chosen)
-        names = [name for stack in self._stacks.values() for name in stack.blocks]
+        self._stacks = stacks = found.choose(self._chosen)
+        names = [name for stack in stacks.values() for name in stack.blocks]
         check_held(names, self._network, self._optimizers)
         for copy in self._networks[1:]:
             unhook(copy)
-        self._sleeping = SleepingStacks(self._networks, self._stacks, self._processes)
+        self._sleeping = SleepingStacks(self._networks, stacks, self._processes, self.saves)
         start = self._wanted_start
-        wanted = default_start(self._stacks) if start is None else start
-        self._start = resolve(self._stacks, wanted, {})
-        if isinstance(self._rule, Schedule) and self._rule.at is not None:
-            awake = self._start
-            for decision in self._rule.at.values():
-                awake = resolve(self._stacks, decision, awake)
+        self._start = resolve(stacks, default_start(stacks) if start is None else start, {})
+        awake = self._start
+        if isinstance(self._rule, Schedule):
+            for decision in (self._rule.at or {}).values():
+                awake = resolve(stacks, decision, awake)
         if problem := self._sleeping.excess(self._max_parameters, self._start):
             raise UsageError(f"{problem}; write a smaller start=")
+        awake = {**self._start, **(self._loaded or {}).get("awake", {})}
+        check_not_frozen(self._network, stacks, awake)
         self._set_awake(self._start)
         if self._loaded is not None:
-            self.load_state_dict(self._loaded)
+            self._restore(self._loaded)
 
     def _count_flops(
         self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         with self._sleeping.all_awake(self._awake):
-            self._costs = count_costs(module, path, self._stacks, args, kwargs)
+            self._compute.costs = count_costs(module, path, self._stacks, args, kwargs)
 
     def _check_found(self, what: str) -> None:
         if not self._stacks:
@@ -428,17 +440,12 @@ class Deepen:
 
     def _take_loss(self, loss: Tensor | float | None) -> bool:
         """Add the loss of a step; return whether the controller has to decide."""
-        before = len(self._losses.over)
-        has_ended = self._losses.add(loss, self._total_steps, lambda: self.flops)
-        if not isinstance(self._rule, Plateau | Slope):
-            return True
-        if has_ended and len(self._losses.over) == before:
-            raise UsageError(
-                "this controller needs the training loss, and no step of the last 1 % of the run "
-                "gave one; write depth.step(loss)"
-            )
-        # These decide only at the end of a window.
-        return has_ended
+        compares = isinstance(self._rule, Plateau | Slope)
+        has_ended = self._losses.add(
+            loss, self._total_steps, lambda: self.flops, is_needed=compares
+        )
+        # Rules that compare windows decide only at the end of one.
+        return has_ended or not compares
 
     def _wake(self, decision: Decision) -> None:
         """Wake blocks as copies of those awake, unless that exceeds the limit."""
@@ -448,15 +455,16 @@ class Deepen:
         self.refused = self._sleeping.excess(self._max_parameters, awake)
         if self.refused:
             return
-        self._spent, self._since = self.flops, self._step
+        flops = self._compute.change(self._step, self._awake)
         self._sleeping.copy(self._awake, awake, self._order, self._optimizers)
         self._set_awake(awake)
         self._losses.since_growth = 0
-        self._history.append({"step": self._step, "awake": dict(awake), "flops": self._spent})
+        self._history.append({"step": self._step, "awake": dict(awake), "flops": flops})
 
     def _set_awake(self, awake: dict[str, int]) -> None:
         self._awake = awake
         self._sleeping.set_awake(awake)
+        self.saves.set_awake(awake, self.blocks)
 
     def _follow_plan(self) -> None:
         """Wake the blocks that are due by the schedule."""
@@ -476,14 +484,6 @@ class Deepen:
 
     # -- what controllers see ----------------------------------------------------------------------
 
-    def _flops_per_step(self, awake: Mapping[str, int]) -> float:
-        if self._costs is None:
-            raise UsageError(
-                "FLOPs are counted on the first training batch; write Deepen(..., example=batch) "
-                "to count them now"
-            )
-        return self._batches_per_step * self._costs.per_batch(awake)
-
     def _progress(self) -> Progress:
         doubled = self._double(self._awake)
         return Progress(
@@ -493,8 +493,8 @@ class Deepen:
             blocks=self.blocks,
             doubled=doubled,
             flops=self.flops,
-            flops_per_step=self._flops_per_step(self._awake),
-            flops_per_step_doubled=self._flops_per_step(doubled),
+            flops_per_step=self._compute.per_step(self._awake),
+            flops_per_step_doubled=self._compute.per_step(doubled),
             losses=self._losses.over,
             windows_since_growth=self._losses.since_growth,
         )

@@ -249,6 +249,8 @@ class DepthGardener(Gardener):
             controller=config.controller,
             max_parameters=self.garden.config.max_parameters,
         )
+        # Checkpoints of the run have the weights and the state of `depth`.
+        self.depth.saves.stop()
         self._costs = self.depth.count_flops(self._example)
         """FLOPs of the example; those of a training step are counted on the first batch."""
         if weights is not None:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from statistics import fmean
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,9 +36,15 @@ class LossWindows:
         self.since_growth = 0
         self._sum: Tensor | None = None
         self._count, self._steps = 0, 0
+        self._has_warned = False
 
     def add(
-        self, loss: Tensor | float | None, total_steps: int | None, flops: Callable[[], float]
+        self,
+        loss: Tensor | float | None,
+        total_steps: int | None,
+        flops: Callable[[], float],
+        *,
+        is_needed: bool,
     ) -> bool:
         """Add a step, with its loss if known; return whether a window has ended.
 
@@ -50,11 +57,29 @@ class LossWindows:
             self._count += 1
         if self._steps < (_STEPS if total_steps is None else total_steps // WINDOWS):
             return False
+        if self._sum is None and is_needed:
+            raise UsageError(
+                "this controller needs the training loss, and no step of the last 1 % of the run "
+                "gave one; write depth.step(loss)"
+            )
         if self._sum is not None:
-            self.over.append((flops(), float(mean_over_processes(self._sum / self._count))))
+            mean = float(mean_over_processes(self._sum / self._count))
+            self.over.append((flops(), mean))
             self.since_growth += 1
+            self._warn_if_not_finite(mean)
         self._sum, self._count, self._steps = None, 0, 0
         return True
+
+    def _warn_if_not_finite(self, mean: float) -> None:
+        if math.isfinite(mean) or self._has_warned:
+            return
+        self._has_warned = True
+        warn(
+            f"the mean training loss of the last steps given to depth.step(loss) is {mean}, so the "
+            "controller cannot compare losses; 'plateau' and 'slope' then only wake blocks at the "
+            f"latest time, the last by {LATEST:.0%} of the run. Check the loss and the learning "
+            "rate, and give no losses that are not finite"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers."""
@@ -123,23 +148,47 @@ def check_total_steps(steps: int | None, rule: object) -> int | None:
     if steps is None and isinstance(rule, Plateau | Slope):
         name = type(rule).__name__.lower()
         raise UsageError(f"controller={name!r} needs the length of the run; write total_steps=N")
-    if steps is not None and steps < 1:
+    if steps is None:
+        return None
+    if not _is_whole(steps) or steps < 1:
+        is_plain = isinstance(steps, int | float | str)
+        got = repr(steps) if is_plain else f"a {type(steps).__name__}"
         raise UsageError(
-            f"total_steps is the number of optimizer steps of the whole run, got {steps}; write "
+            f"total_steps is the number of optimizer steps of the whole run, got {got}; write "
             "total_steps=epochs * len(loader)"
         )
-    return steps
+    return int(steps)
+
+
+def _is_whole(value: object) -> bool:
+    if isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def warn_past_end(step: int, total_steps: int | None, rule: object) -> None:
     """Warn on the first step past the end of the run, if the rule depends on its length."""
-    ignores_it = isinstance(rule, Schedule) and rule.at is not None
-    if total_steps is not None and step == total_steps + 1 and not ignores_it:
+    if total_steps is not None and step == total_steps + 1 and not _ignores_length(rule):
         warn(
             f"depth.step() counts step {step:,}, but total_steps={total_steps:,}, so blocks woke "
-            "too early; write total_steps= the optimizer steps of the whole run: epochs * batches "
-            "// accumulation"
+            "too early; call depth.step() once after each optimizer.step(), not after each batch "
+            "that only accumulates gradients, and write total_steps= the optimizer steps of the "
+            "whole run: epochs * batches // accumulation"
         )
+
+
+def warn_of_short_resume(step: int, total_steps: int | None, rule: object) -> None:
+    """Warn if a run is resumed past its end, if the rule depends on its length."""
+    if total_steps is not None and step > total_steps and not _ignores_length(rule):
+        warn(
+            f"this state was saved after step {step:,}, but total_steps={total_steps:,}, so all "
+            "blocks wake at the next step; write total_steps= the optimizer steps of the whole "
+            "run, including those before the state was saved"
+        )
+
+
+def _ignores_length(rule: object) -> bool:
+    return isinstance(rule, Schedule) and rule.at is not None
 
 
 class Schedule:
@@ -264,22 +313,6 @@ def _is_due(progress: Progress) -> bool:
     )
     share = LATEST / 2.0 ** max(0, doublings - 1)
     return progress.step >= share * progress.total_steps
-
-
-def describe_last_wake(
-    rule: object,
-    total_steps: int | None,
-    start: Mapping[str, int],
-    double: Callable[[Mapping[str, int]], Mapping[str, int]],
-) -> str:
-    """Return when the last blocks wake, as the end of a sentence; empty if that is not known."""
-    of = "" if total_steps is None else f" of {total_steps:,}"
-    if isinstance(rule, Schedule) and (of or rule.at):
-        last = max(rule.moments(total_steps, start, double), default=0)
-        return f"; the last ones wake at step {last:,}{of}"
-    if isinstance(rule, Plateau | Slope) and total_steps is not None:
-        return f"; the last ones wake by step {math.ceil(LATEST * total_steps):,}{of}"
-    return ""
 
 
 RULES: dict[str, Callable[[], Any]] = {"schedule": Schedule, "plateau": Plateau, "slope": Slope}

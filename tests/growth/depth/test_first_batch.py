@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.growth.depth.blocks import FirstBatch, unhook
 from esper.growth.depth.deepen import Deepen
+from esper.growth.depth.first_batch import FirstBatch, unhook
 from esper.leyline.errors import UsageError
 from tests.growth.depth.models import GPT, make_gpt, text_loss, tokens, train
 
