@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from esper.growth.depth.rules import LATEST, Plateau, Schedule, Slope
+from esper.growth.depth.rules import Plateau, Schedule, Slope
+from esper.tamiyo.controllers.slope import LATEST
 
 
 def describe_last_wake(
