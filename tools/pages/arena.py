@@ -37,6 +37,14 @@ to block, with a slot after every pool. No member may grow beyond {limit:g} time
 parameters or operations. The learning rate follows `{schedule}` with {warm_up:.0%} warm-up; that of
 a new seed rises for {seed_warm_up} epochs.
 
+The families `depth_small` and `depth_family` ask another question: *how deep* should a network be
+for a budget of compute? Their members start with one block, copies double it, and every run ends
+when its FLOPs are spent. Members are drawn by a generator (`esper.lab.tasks.arena`), and those of
+claim are drawn by the SHA-256 of the weights that are judged, so nobody can choose it. How many
+samples there are, how many labels are wrong and how hard the data is, no arm is told; what may be
+known is the kind and size of the network, the shape of its input and the budget in steps of the
+network it starts with. `research/arena` has what was measured.
+
 In Python: `get_family("image16_family").draw(seed, architectures=4, conditions=16)` returns members
 by architecture, and `member.task()` is a task like any other.
 """
@@ -96,6 +104,16 @@ def _family(family: Family) -> str:
         f"{len(family.architectures('select'))}; impossible combinations are left out."
     )
     parts = [f"## `{family.name}`", family.summary, axes, sizes]
+    if family.claim_draws is not None:
+        drawn = family.claim_draws
+        claim = _table(
+            ("axis", "claim"), ((name, _values(name, values)) for name, values in drawn.items())
+        )
+        parts += [
+            "### Claim",
+            f"{drawn.count} members, drawn by the weights that are judged.",
+            claim,
+        ]
     if family.claims:
         claims = _table(
             ("growth", "member", "parameters", "rate"),

@@ -7,8 +7,9 @@ from collections import Counter
 
 import pytest
 
+from esper.lab.proof.arm import deepened
 from esper.lab.tasks.arena import HORIZON, DepthMember, Draws
-from esper.lab.tasks.family import DEPTH_SMALL
+from esper.lab.tasks.family import DEPTH_FAMILY, DEPTH_SMALL
 
 TEXT = DepthMember(kind="gpt", data="sources", width=24, train_size=2_000, steps=700)
 
@@ -79,3 +80,31 @@ def test_the_splits_of_the_small_family_share_no_member() -> None:
     assert (len(train), len(select), len(claim)) == (24, 12, 32)
     assert not train & select
     assert not claim & (train | select)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "stages"),
+    [("gpt", "chain", 1), ("resnet", "digits", 2), ("vit", "fashion14", 1)],
+)
+def test_every_stage_of_every_kind_can_be_doubled(kind: str, data: str, stages: int) -> None:
+    member = DepthMember(kind=kind, data=data, width=8, stages=stages, steps=20_000)  # type: ignore[arg-type]
+    task = member.task()
+    assert len(task.slot_paths) == member.num_slots == stages
+    assert member.descriptors()["slots"] == stages
+    deeper = deepened(task, 8)
+    assert 3.0 < deeper.host_flops / task.host_flops <= 8.0
+    budgets = {one.compute_budget(one.config.validation_samples) for one in (task, deeper)}
+    assert len(budgets) == 1, "a deeper network has no more FLOPs"
+
+
+def test_a_kind_and_two_data_sets_are_in_claim_alone() -> None:
+    seen = {
+        name: {
+            getattr(m, name) for split in ("train", "select") for m in DEPTH_FAMILY.members(split)
+        }
+        for name in ("kind", "data")
+    }
+    claim = DEPTH_FAMILY.drawn_claim("1" * 64)
+    assert {member.kind for member in claim} - seen["kind"] == {"vit"}
+    assert {member.data for member in claim} - seen["data"] == {"fashion14", "links"}
+    assert {member.kind for member in claim} == {"gpt", "resnet", "vit"}
