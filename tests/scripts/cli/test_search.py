@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from esper.scripts.cli.main import build_parser
+from esper.scripts.cli.search import make
 from tests.scripts.cli.terminal import esper
 
 TINY = (
@@ -19,6 +21,7 @@ def test_a_search_from_start_to_files(capsys: pytest.CaptureFixture[str], tmp_pa
     assert said.code == 0, said.err
     assert "best single schedule: conv_heavy" in said.out
     assert "Best schedule of every member" in said.out
+    assert "in hindsight: " in said.out
     assert json.loads((out / "schedule.json").read_text())
     # What is done is done: continuing plays nothing and says the same.
     again = esper(capsys, "search", "--resume", "--json", "--out", str(out))
@@ -54,3 +57,16 @@ def test_mistakes_are_one_line(
 def test_members_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     said = esper(capsys, "search", "--list", "--count", "3", "--json")
     assert len(json.loads(said.out)["members"]) == 3
+
+
+def test_families_of_depth_bring_their_settings() -> None:
+    asked = ["search", "--family", "depth_small", "--out", "x"]
+    parser = build_parser(asked)
+    config = make(parser.parse_args(asked))
+    assert (config.space, config.heuristics) == ("doublings", 0)
+    assert config.play.population.copies
+    assert (config.play.keep, config.play.flop_limit) == ("best", 8.0)
+    changed = make(parser.parse_args([*asked, "--heuristics", "2", "--set", "play.flop_limit=4"]))
+    assert (changed.heuristics, changed.play.flop_limit) == (2, 4.0)
+    plain = make(parser.parse_args(["search", "--out", "x"]))
+    assert (plain.space, plain.play.keep, plain.play.population.copies) == ("seeds", "last", False)

@@ -51,6 +51,8 @@ SETTINGS: dict[str, Any] = {
     "play.population.ablate_every": 20,
 }
 """Settings of searches, clones and proofs on these members."""
+SEARCH_SETTINGS: dict[str, Any] = {"space": "doublings", "heuristics": 0}
+"""The heuristic grows seeds of other kinds, so its settings are not searched."""
 
 
 class DepthArchitecture(NamedTuple):

@@ -94,6 +94,7 @@ class Family:
         claim_draws: Generator of claim members, for families whose claim nobody chooses: its key
             is the SHA-256 of the weights that are judged.
         settings: Settings of searches, clones and proofs on this family, by name.
+        search_settings: More settings of searches.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Family:
     claims: Mapping[Purpose, tuple[Member, ...]] = field(default_factory=dict)
     claim_draws: Draws | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    search_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise if splits share a member."""
@@ -348,6 +350,7 @@ DEPTH_SMALL = register_family(
             steps={"gpt": (600, 6_000)},
         ),
         settings=arena.SETTINGS,
+        search_settings=arena.SEARCH_SETTINGS,
     )
 )
 
@@ -396,6 +399,7 @@ DEPTH_FAMILY = register_family(
             steps={"resnet": (2_000, 40_000), "vit": (2_000, 40_000), "gpt": (600, 12_000)},
         ),
         settings=arena.SETTINGS,
+        search_settings=arena.SEARCH_SETTINGS,
     )
 )
 

@@ -6,6 +6,7 @@ network is compared with the one of the same seed that never grows.
 Examples:
   esper search --family image16_family --count 24 --out runs/search       64 plans, then 16, then 4
   esper search --rungs 16x2 4x4 --heuristics 4 --count 3 --out runs/small
+  esper search --family depth_small --rungs 8x2 --out runs/depth       when to double the depth
   esper search --resume --out runs/search                                 continue after a stop
 
 files in the folder:
@@ -114,10 +115,13 @@ def run(options: argparse.Namespace) -> int:
 def make(options: argparse.Namespace) -> Any:
     """Return the configuration of the options."""
     from esper.lab.proof.search import SearchConfig
+    from esper.lab.tasks.family import get_family
     from esper.utils.settings import change_settings
 
+    config = SearchConfig()
+    own = get_family(options.family or config.members.family).search_settings
     named = chosen(options, "rungs", "children", "heuristics", "seed", "choose_by")
-    return resolve(change_settings(SearchConfig(), named), options)
+    return resolve(change_settings(config, {**own, **named}), options)
 
 
 def print_summary(found: dict[str, Any]) -> None:
@@ -129,6 +133,13 @@ def print_summary(found: dict[str, Any]) -> None:
         f"{best['log_ratio']:+.3f} (test {best['test_log_ratio']:+.3f}), "
         f"{best['parameters']:.2f} times the parameters, {best['flops']:.2f} times the FLOPs",
     )
+    if worth := found["headroom"]:
+        print_line(
+            console,
+            f"best schedule of each member in hindsight: {worth['hindsight']:+.3f} ± "
+            f"{worth['standard_error']:.3f} over the best single one (log ratio, chosen on half of "
+            f"{worth['seeds']:.0f} seeds, scored on the other half)",
+        )
     rule = found["contextual"]
     print_line(
         console,
