@@ -8,7 +8,7 @@ from esper.simic.rewards import make_reward
 from esper.simic.training.config import LEARNER, RECIPES, TrainConfig, describe_recipes, get_recipe
 from esper.simic.training.row_source import TaskRows
 
-OURS = ("smoke", "digits", "family", "cifar16", "arena", "cifar", "stories")
+OURS = ("smoke", "digits", "family", "cifar16", "arena", "depth", "cifar", "stories")
 DOCUMENTS = ("documents-001", "documents-000", "documents-v1")
 
 
@@ -43,6 +43,14 @@ def test_an_episode_is_as_long_as_the_longest_member(name: str) -> None:
     recipe = get_recipe(name)
     (family,) = recipe.tasks
     assert max(get_family(family).train.horizon) == recipe.epochs
+
+
+def test_the_recipe_of_depth_sees_ratios_alone_and_may_copy() -> None:
+    recipe = get_recipe("depth")
+    (family,) = recipe.tasks
+    assert {member.horizon for member in get_family(family).members("train")} == {recipe.epochs}
+    assert recipe.policy.layout == "ratios"
+    assert recipe.population.copies
 
 
 def test_document_000_is_to_the_letter() -> None:
