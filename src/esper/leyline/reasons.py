@@ -38,6 +38,7 @@ class Why(StrEnum):
     DEVELOPING = "a seed was developing"
     LEARNED = "it expected nothing from a seed"
     SHORT_RUN = "the run is much shorter than those it has learned in"
+    NOT_FINITE = "the validation loss was not finite"
     HARM = "it did harm"
     RANSOM = "the network had only come to depend on it"
     WORTHLESS = "it was worth too little"
@@ -52,6 +53,7 @@ ADVICE: dict[Why, str] = {
     "there are none, a learned controller keeps its own) or name more slots",
     Why.LEARNED: "train for more epochs, or let a rule decide (controller='trial')",
     Why.SHORT_RUN: "train for more epochs, or let a rule decide (controller='trial')",
+    Why.NOT_FINITE: "lower the learning rate, clip gradients or check the data",
     Why.DEVELOPING: "train for more epochs: the last seed had not been blended in",
 }
 

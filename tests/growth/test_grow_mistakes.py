@@ -1,0 +1,95 @@
+"""What `esper.grow` says about training that goes wrong, and about arguments that do not fit."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper.leyline.errors import EsperWarning, NonFiniteError
+
+IN_A_ROW = r"^epoch \d+: the validation loss was not finite in 3 epochs in a row; lower the"
+
+
+def batches(samples: int = 64, bad: int | None = None) -> list[tuple[Tensor, Tensor]]:
+    """Return batches of 16 of a small task; the sample `bad` is NaN."""
+    inputs = torch.randn(samples, 6, generator=torch.Generator().manual_seed(0))
+    targets = (inputs[:, 0] > 0).long()
+    if bad is not None:
+        inputs[bad] = math.nan
+    return list(zip(inputs.split(16), targets.split(16), strict=True))
+
+
+class Net(nn.Module):
+    """Two layers with BatchNorm between them."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 2)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.norm(self.second(F.relu(self.first(x))))
+        return self.factor * self.head(hidden)
+
+
+class TurnsNaN:
+    """A loss that is NaN from one training step until another."""
+
+    def __init__(self, first: int, last: float = math.inf) -> None:
+        self.first, self.last, self.steps = first, last, 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.steps += torch.is_grad_enabled()
+        loss = F.cross_entropy(outputs, targets)
+        return loss * math.nan if self.first <= self.steps < self.last else loss
+
+
+def grow(model: nn.Module | None = None, **options: Any) -> Any:
+    model = model or Net()
+    given = {"slots": ["first", "second"], "train": batches(), "val": batches(), "epochs": 14}
+    return esper.grow(model, **{**given, **options})
+
+
+# ---- Losses that are not finite
+
+
+@pytest.mark.filterwarnings("ignore:.*not finite")
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (Net(), {"train": batches(bad=7)}),
+        (Net(math.nan), {}),
+        (Net(), {"loss": TurnsNaN(4 * 8)}),
+        (Net(), {"loss": TurnsNaN(4 * 8), "controller": "trial"}),
+    ],
+    ids=["sample", "output", "loss", "loss-trial"],
+)
+def test_a_loss_that_stays_nan_ends_the_run_with_advice(
+    model: nn.Module, options: dict[str, Any]
+) -> None:
+    with pytest.raises(NonFiniteError, match=IN_A_ROW):
+        grow(model, **options)
+
+
+def test_a_loss_that_is_nan_for_an_epoch_does_not_end_the_run() -> None:
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always", EsperWarning)
+        grown = grow(loss=TurnsNaN(4 * 8, 4 * 8 + 1))
+    assert len(grown.history) == 14
+    assert grown.history[7].rollback == "not_finite"
+    assert math.isfinite(grown.summary.val_score)
+    assert any("rolled back to epoch 5" in str(one.message) for one in issued)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_without_a_finite_loss_has_no_network_to_return() -> None:
+    with pytest.raises(NonFiniteError, match="was not finite in any epoch; lower the learning"):
+        grow(epochs=2, loss=TurnsNaN(0))
