@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
 import esper
-from esper.leyline.errors import EsperWarning, NonFiniteError
+from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
 
 IN_A_ROW = r"^epoch \d+: the validation loss was not finite in 3 epochs in a row; lower the"
 
@@ -93,3 +94,40 @@ def test_a_loss_that_is_nan_for_an_epoch_does_not_end_the_run() -> None:
 def test_a_run_without_a_finite_loss_has_no_network_to_return() -> None:
     with pytest.raises(NonFiniteError, match="was not finite in any epoch; lower the learning"):
         grow(epochs=2, loss=TurnsNaN(0))
+
+
+# ---- Schedules that are stepped at another pace than they were made for
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=14 * 4),
+        lambda optimizer: CosineAnnealingLR(optimizer, 14 * 4),
+    ],
+)
+def test_a_schedule_with_a_step_for_each_batch_is_refused_once_an_epoch(schedule: Any) -> None:
+    words = "LR has 56 steps, but is stepped 14 times, once an epoch; write scheduler_every='b"
+    with pytest.raises(UsageError, match=words):
+        grow(scheduler=schedule)
+    grow(scheduler=schedule, scheduler_every="batch", controller="wait")
+
+
+def test_a_cycle_that_does_not_end_is_a_warning() -> None:
+    with pytest.warns(EsperWarning, match="OneCycleLR has 30 steps, .*; write total_steps=14, or"):
+        grow(scheduler=lambda of: OneCycleLR(of, 0.1, total_steps=30), controller="wait")
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=14),
+        lambda optimizer: CosineAnnealingLR(optimizer, 14),
+        lambda optimizer: CosineAnnealingLR(optimizer, 20),
+        lambda optimizer: LambdaLR(optimizer, lambda step: 1.0),
+    ],
+)
+def test_schedules_that_may_be_meant_are_left_alone(schedule: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EsperWarning)
+        grow(scheduler=schedule, controller="wait")

@@ -1,4 +1,4 @@
-"""The user's batches, optimizer and schedule, as growth needs them.
+"""The user's batches and optimizer, as growth needs them.
 
 A batch is a pair, a tuple of several inputs and targets, or a dict with labels (Hugging Face). It
 is read into (inputs, targets); the model is called with the inputs: a tensor, a tuple of arguments
@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from torch.utils.data import DataLoader
 
 from esper.kasmina.evaluation import moving_norms
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.probe import map_tensors, shapes_of, tensors_in
-from esper.kasmina.training import SchedulerEvery, SchedulerFactory
 from esper.leyline.errors import EsperError, OwnCodeError, UsageError, describe_exception, warn
 
 Batches = Iterable[Any]
@@ -297,7 +295,7 @@ def generators_of(batches: Batches) -> list[torch.Generator]:
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
-# ---- Checks of the model and the schedule before training
+# ---- Checks of the model before training
 
 
 def refuse_meta(model: nn.Module) -> None:
@@ -308,21 +306,6 @@ def refuse_meta(model: nn.Module) -> None:
                 f"{name!r} of the model is on the meta device, which holds no numbers; build the "
                 "model on a real device, or call model.to_empty(device=...) and load weights"
             )
-
-
-def refuse_short_schedule(
-    schedule: LRScheduler | None, every: SchedulerEvery, epochs: int, train: Batches
-) -> None:
-    """Refuse a `OneCycleLR` with fewer steps than the run; it would fail on the way."""
-    if not isinstance(schedule, OneCycleLR) or (every == "batch" and not isinstance(train, Sized)):
-        return
-    each = len(train) if every == "batch" and isinstance(train, Sized) else 1
-    needed = epochs * each
-    if schedule.total_steps < needed:
-        raise UsageError(
-            f"OneCycleLR has {schedule.total_steps} steps, but the run takes {needed} ({epochs} "
-            f"epochs of {each}); write total_steps={needed}"
-        )
 
 
 def warn_of_moving_statistics(model: nn.Module) -> None:
@@ -338,7 +321,7 @@ def warn_of_moving_statistics(model: nn.Module) -> None:
             return
 
 
-# ---- Optimizers and schedules: an instance, or a function that makes one
+# ---- Optimizers: an instance, or a function that makes one
 
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
@@ -403,40 +386,5 @@ def _instance_maker(given: Optimizer, model: nn.Module) -> MakeOptimizer:
             {"defaults": given.defaults, "state": defaultdict(dict), "param_groups": groups}
         )
         return fresh
-
-    return make
-
-
-def scheduler_maker(
-    given: LRScheduler | SchedulerFactory | None, optimizer: Any
-) -> SchedulerFactory | None:
-    """Return what makes the schedule of an optimizer, or of its twin's."""
-    if given is None:
-        return None
-    if isinstance(given, LRScheduler):
-        if given.optimizer is not optimizer:
-            raise UsageError(
-                "the scheduler belongs to another optimizer; give optimizer= that one, or write "
-                "scheduler=lambda optimizer: CosineAnnealingLR(optimizer, 60)"
-            )
-
-        def copied(of: Optimizer) -> LRScheduler:
-            if of is given.optimizer:
-                return given
-            return copy.deepcopy(given, {id(given.optimizer): of})
-
-        return copied
-    if not callable(given):
-        raise UsageError(
-            "scheduler must be one of torch.optim.lr_scheduler, or a function that makes one of "
-            f"an optimizer, got {given!r}"
-        )
-
-    def make(of: Optimizer) -> LRScheduler:
-        with explaining("the scheduler cannot be made from the optimizer"):
-            made = given(of)
-        if not callable(getattr(made, "step", None)):
-            raise UsageError(f"scheduler must return a schedule, got {type(made).__name__}")
-        return made
 
     return make

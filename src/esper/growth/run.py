@@ -27,8 +27,6 @@ from esper.growth.batches import (
     is_empty,
     optimizer_maker,
     refuse_meta,
-    refuse_short_schedule,
-    scheduler_maker,
     warn_of_moving_statistics,
 )
 from esper.growth.budget import RunBudget
@@ -40,6 +38,7 @@ from esper.growth.depth.gardener import DepthGardener
 from esper.growth.gardener import Gardener
 from esper.growth.grown import Deepened, Grown
 from esper.growth.request import AUTO, GrowRequest
+from esper.growth.schedules import check_schedule, scheduler_maker
 from esper.growth.snapshots import KeptNetworks, Recipe, Snapshot
 from esper.growth.static import StaticGardener, paired_difference
 from esper.kasmina.contribution import values_in_points
@@ -158,7 +157,7 @@ class GrowthLoop:
             scheduler=scheduler_maker(request.scheduler, request.optimizer),
             scheduler_every=request.scheduler_every,
         )
-        refuse_short_schedule(self.trainee.scheduler, request.scheduler_every, config.epochs, train)
+        check_schedule(self.trainee.scheduler, request.scheduler_every, config.epochs, train)
         self._rewarm: Rewarm | None = None
         if config.rewarm:
             self._rewarm = Rewarm.of(config.rewarm, train, config.epochs)
