@@ -131,3 +131,42 @@ def test_schedules_that_may_be_meant_are_left_alone(schedule: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", EsperWarning)
         grow(scheduler=schedule, controller="wait")
+
+
+# ---- Models whose forward takes one dict
+
+
+class Table(nn.Module):
+    """Reads a dict of numbers and classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Embedding(3, 4), nn.Linear(10, 8), nn.Linear(8, 2)
+
+    def forward(self, row: dict[str, Tensor]) -> Tensor:
+        hidden = torch.cat([row["numbers"], self.embed(row["kind"])], 1)
+        scores: Tensor = self.head(F.relu(self.body(hidden)))
+        return scores
+
+
+def table() -> list[tuple[dict[str, Tensor], Tensor]]:
+    return [({"numbers": x, "kind": y + 1}, y) for x, y in batches()]
+
+
+@pytest.mark.filterwarnings("ignore:Nothing grew", "ignore:A static", "ignore:The")
+def test_a_dict_is_the_one_argument_of_a_model_that_has_only_one() -> None:
+    labelled = [{**inputs, "labels": y} for inputs, y in table()]
+    for each in (table(), labelled):
+        model = Table()
+        assert "body" in list(esper.suggest_slots(model, each[0]))
+        (check,) = esper.check_slots(model, ["body"], table()[0][0])
+        assert check.problem is None
+        grown = grow(model, slots=["body"], train=each, val=each, controller="random", twin=True)
+        assert len(grown.history) == 14
+        assert grown.bake()(table()[0][0]).shape == (16, 2)
+    assert esper.count_flops(Table(), table()[0][0]).total > 0
+
+
+def test_slots_are_suggested_for_a_batch_with_targets() -> None:
+    found = esper.suggest_slots(Net(), batches()[0])
+    assert list(found) == list(esper.suggest_slots(Net(), batches()[0][0]))

@@ -18,9 +18,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from esper.kasmina.evaluation import moving_norms
+from esper.kasmina.evaluation import BatchEvaluator, moving_norms
 from esper.kasmina.garden import Garden
-from esper.kasmina.slots.probe import map_tensors, shapes_of, tensors_in
+from esper.kasmina.slots.arguments import read_batch, whole_dict
+from esper.kasmina.slots.probe import (
+    call_arguments,
+    map_tensors,
+    shapes_of,
+    tensors_in,
+    trying,
+)
 from esper.leyline.errors import EsperError, OwnCodeError, UsageError, describe_exception, warn
 
 Batches = Iterable[Any]
@@ -28,9 +35,6 @@ Batches = Iterable[Any]
 
 `set_epoch(n)` is called first, if there is one. If an epoch omits or repeats training samples,
 `calibration_batches()` may return other batches for the statistics of BatchNorm."""
-
-LABELS = ("labels", "label", "targets", "target", "y")
-"""Names under which a dict may hold its targets."""
 
 
 @contextmanager
@@ -52,36 +56,6 @@ def explaining(
         raise kind(f"{what}: {describe_exception(error)}") from error
 
 
-def label_of(batch: Any) -> str | None:
-    """Return the name of the targets in a batch that is a dict; None for other batches."""
-    if not isinstance(batch, Mapping):
-        return None
-    found = [name for name in LABELS if name in batch]
-    if len(found) != 1:
-        has = ", ".join(map(str, batch)) or "nothing"
-        raise UsageError(
-            f"a batch that is a dict needs exactly one of {', '.join(LABELS)}, but has {has}; "
-            "rename its targets, or give (inputs, targets) pairs"
-        )
-    return found[0]
-
-
-def read_batch(batch: Any, *, keeps_label: bool = False) -> tuple[Any, Any]:
-    """Return (inputs, targets); with `keeps_label` the inputs keep the targets too."""
-    label = label_of(batch)
-    if label is not None:
-        kept = {key: value for key, value in batch.items() if keeps_label or key != label}
-        return kept, batch[label]
-    if not isinstance(batch, tuple | list) or len(batch) < 2:
-        size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-        raise UsageError(
-            "batches must be (inputs, targets) pairs, (input, ..., targets) tuples, or dicts with "
-            f"labels, got a {type(batch).__name__}{size}"
-        )
-    *inputs, targets = batch
-    return (inputs[0] if len(inputs) == 1 else tuple(inputs)), targets
-
-
 class DeviceBatches:
     """Batches read into (inputs, targets) and moved to a device.
 
@@ -90,6 +64,8 @@ class DeviceBatches:
         device: where to move them.
         keeps_label: whether inputs keep the targets (`read_batch`).
         name: name of the batches in errors.
+        argument: the only parameter of the model, if it may take a dict as a whole
+            (`only_argument`).
     """
 
     def __init__(
@@ -99,12 +75,14 @@ class DeviceBatches:
         *,
         keeps_label: bool = False,
         name: str = "validation",
+        argument: str | None = None,
     ) -> None:
         """Read nothing yet."""
         self._batches = batches
         self._device = device
         self._keeps_label = keeps_label
         self._name = name
+        self._argument = argument
         self._number = 0
         self._read: tuple[Any, Any] | None = None
 
@@ -125,6 +103,7 @@ class DeviceBatches:
                     return
                 inputs, targets = read_batch(batch, keeps_label=self._keeps_label)
                 self._read = inputs, targets
+                inputs = whole_dict(inputs, self._argument)
                 moved = map_tensors(inputs, self._move), map_tensors(targets, self._move)
             yield moved
             self._number, self._read = self._number + 1, None
@@ -135,6 +114,17 @@ class DeviceBatches:
                 f"{self.place} is on the meta device, which holds no numbers; load real data"
             )
         return tensor.to(self._device, non_blocking=True)
+
+
+class OwnersEvaluator(BatchEvaluator):
+    """Measures on the user's batches; an error in the user's code says which batch failed."""
+
+    _batches: DeviceBatches
+
+    def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
+        with explaining(lambda: f"{self._batches.place} failed", OwnCodeError):
+            return super().measure(garden, configurations)
 
 
 class BatchStream:
@@ -296,6 +286,14 @@ def generators_of(batches: Batches) -> list[torch.Generator]:
 
 
 # ---- Checks of the model before training
+
+
+def outputs_of(model: nn.Module, inputs: Any) -> Any:
+    """Return the outputs of a model in eval mode; refuse inputs that it cannot take."""
+    args, kwargs = call_arguments(inputs)
+    problem = f"the model cannot take a validation batch {shapes_of(inputs)}"
+    with explaining(problem), trying(model, inputs), torch.no_grad():
+        return model(*args, **kwargs)
 
 
 def refuse_meta(model: nn.Module) -> None:

@@ -88,10 +88,8 @@ class GrowthLoop:
         judged = find_criterion(model, request.loss, batch, self.device)
         config = config.replace(gardener=config.gardener.with_task_facts(**judged.facts))
         self.config = config
-        criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
-        self.example_input, _ = next(
-            iter(DeviceBatches([batch], self.device, keeps_label=keeps_label))
-        )
+        criterion = judged.criterion
+        self.example_input, _ = next(iter(judged.moved([batch], self.device)))
         places: SlotNames | Placed = request.slots
         if request.placed is not None:
             places, axes = request.placed, None
@@ -111,7 +109,7 @@ class GrowthLoop:
             garden.sync(request.planted)
         warn_of_moving_statistics(model)
         self._train = train
-        self._keeps_label = judged.trains_with_labels
+        self._judged = judged
         self._val = judged.evaluator(request.val, self.device)
         self._test = None
         if request.test is not None:
@@ -415,7 +413,7 @@ class GrowthLoop:
         return number + 1
 
     def _moved(self, batches: Batches, name: str = "training") -> DeviceBatches:
-        return DeviceBatches(batches, self.device, keeps_label=self._keeps_label, name=name)
+        return self._judged.moved(batches, self.device, name, is_training=True)
 
     def _statistics_samples(self) -> int:
         """Return the most samples for BatchNorm statistics; 0 in a model without such layers."""

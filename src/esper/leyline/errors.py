@@ -140,8 +140,13 @@ _ADVICE = (
         "class labels are whole numbers of 64 bits: give targets.long()",
     ),
     (
+        r"expected scalar type \w+ but found \w+|mixed dtype|RNN input dtype",
+        "weights and inputs must have the same type: give inputs as "
+        "x.to(next(model.parameters()).dtype), or convert the model, as by model.float()",
+    ),
+    (
         r"must be Tensor, not|numpy\.ndarray|Input type \(.*\) and (bias|weight) type"
-        r"|must have the same dtype",
+        r"|have the same dtype",
         "give tensors of the model's own type, as by torch.as_tensor(x, dtype=torch.float32)",
     ),
     (
@@ -160,6 +165,16 @@ _ADVICE = (
 )
 """Advice for common errors of PyTorch, by pattern."""
 
+_TWO_DTYPES = re.compile(
+    r"mat1 and mat2 must have the same dtype, but got (\S+) and (\S+)"
+    r"|m1 and m2 to have the same dtype, but got: (\S+) != (\S+)"
+    r"|Input type \((.*?)\) and (?:bias|weight) type \((.*?)\)"
+)
+"""Errors of PyTorch that name the type of an input and that of a weight."""
+
+_DTYPES = {"bfloat16": "bfloat16", "double": "float64", "half": "float16", "float": "float32"}
+"""Names of types by what PyTorch's errors call them; the first that occurs counts."""
+
 _NOT_USERS = tuple(
     str(path)
     for path in (
@@ -174,8 +189,27 @@ def describe_exception(error: Exception) -> str:
     """Return an exception in one line: its class, its message, its place in user code, advice."""
     message = reason_of(error)
     shown = message if len(message) <= _LONGEST else f"{message[:_LONGEST]} …"
-    advice = next((f"; {text}" for pattern, text in _ADVICE if re.search(pattern, message)), "")
+    advice = _dtype_advice(message)
+    advice = advice or next((text for pattern, text in _ADVICE if re.search(pattern, message)), "")
+    advice = f"; {advice}" if advice else ""
     return f"{type(error).__name__}: {shown}{_place_of(error)}{advice}"
+
+
+def _dtype_advice(message: str) -> str:
+    """Return advice where a message names the types of an input and of a weight, else ""."""
+    match = _TWO_DTYPES.search(message)
+    if match is None:
+        return ""
+    names = [name.lower() for name in match.groups() if name]
+    given, own = (next((_DTYPES[key] for key in _DTYPES if key in name), None) for name in names)
+    if own is None:
+        return ""
+    if given is None:
+        return f"give tensors of the model's own type, as by x.to(torch.{own})"
+    return (
+        f"the weights are torch.{own} and the inputs torch.{given}: give inputs as "
+        f"x.to(torch.{own}), or convert the model by model.to(torch.{given})"
+    )
 
 
 def _place_of(error: Exception) -> str:

@@ -9,6 +9,7 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
+from esper.kasmina.slots.arguments import example_inputs, read_batch
 from esper.kasmina.slots.placement import DeclaredAxes, matches, output_shape, place_slots
 from esper.kasmina.slots.probe import (
     Seen,
@@ -97,7 +98,8 @@ def suggest_slots(
 
     Args:
         model: any module.
-        example: one batch of its inputs (a tensor, a tuple of arguments or a dict of them).
+        example: one batch of its inputs (a tensor, a tuple of arguments or a dict of them), or a
+            batch as `esper.grow` takes it, with targets.
         axes: what the axes of activations are, where that cannot be found out; one name, or by
             submodule or pattern.
         most: the most slots to suggest; those with the greatest depth come first.
@@ -110,8 +112,9 @@ def suggest_slots(
     if most < 1:
         raise UsageError(f"most must be at least 1 slot, got {most}")
     modules = {name: module for name, module in model.named_modules() if name}
-    seen = look(model, modules, example)
+    seen, inputs = _look_at_batch(model, modules, example)
     refuse_failed(seen, example)
+    example = inputs
     final = list(tensors_in(seen.whole))
     teachable = teachable_at(model, modules, example)
 
@@ -156,6 +159,22 @@ def suggest_slots(
             model, [path for slot in chosen for path in (slot.path, candidates[slot.path])]
         ),
     )
+
+
+def _look_at_batch(
+    model: nn.Module, modules: Mapping[str, nn.Module], example: Any
+) -> tuple[Seen, Any]:
+    """Run the model on inputs, or else on those of a batch with targets; return them too."""
+    inputs = example_inputs(model, example)
+    seen = look(model, modules, inputs)
+    if seen.error is None or not isinstance(example, tuple | list | Mapping):
+        return seen, inputs
+    try:
+        others = example_inputs(model, read_batch(example)[0])
+    except UsageError:
+        return seen, inputs
+    found = look(model, modules, others)
+    return (found, others) if found.error is None else (seen, inputs)
 
 
 def uncovered_parts(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:
