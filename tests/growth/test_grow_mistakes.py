@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
 import esper
-from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
+from esper.leyline.errors import EsperWarning, NonFiniteError, SlotError, UsageError
 
 IN_A_ROW = r"^epoch \d+: the validation loss was not finite in 3 epochs in a row; lower the"
 
@@ -170,3 +171,64 @@ def test_a_dict_is_the_one_argument_of_a_model_that_has_only_one() -> None:
 def test_slots_are_suggested_for_a_batch_with_targets() -> None:
     found = esper.suggest_slots(Net(), batches()[0])
     assert list(found) == list(esper.suggest_slots(Net(), batches()[0][0]))
+
+
+# ---- Optimizers that lack a part of the model
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_an_optimizer_of_some_parameters_is_a_warning(is_made: bool) -> None:
+    model = Net()
+    part = list(model.head.parameters())
+    optimizer = SGD(part, 0.1) if is_made else lambda parameters: SGD(part, 0.1)
+    words = "lacks 6 of the model's 8 trainable parameters, such as 'first.weight', which will not"
+    with pytest.warns(EsperWarning, match=words) as issued:
+        grow(model, optimizer=optimizer, epochs=2, controller="wait")
+    assert sum("lacks" in str(one.message) for one in issued) == 1
+
+
+def test_an_optimizer_may_lack_what_is_frozen() -> None:
+    model = Net()
+    model.first.requires_grad_(False)
+    rest = [one for one in model.parameters() if one.requires_grad]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EsperWarning)
+        grow(model, optimizer=SGD(rest, 0.1), epochs=12, controller="wait")
+
+
+# ---- Slots at which a seed would change nothing
+
+
+class LastState(nn.Module):
+    """Uses the last state of a recurrent network."""
+
+    def __init__(self, *, batch_first: bool = True) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(1, 8, batch_first=batch_first), nn.Linear(8, 2)
+        self.unused = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[..., None] if self.lstm.batch_first else x.T[..., None]
+        _, (state, _) = self.lstm(x)
+        self.unused(state[-1])
+        scores: Tensor = self.head(state[-1])
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("batch_first", "last"), [(True, r"out\[:, -1\]$"), (False, r"out\[-1\]$")]
+)
+def test_a_recurrent_network_of_which_only_the_state_is_used(batch_first: bool, last: str) -> None:
+    model = LastState(batch_first=batch_first)
+    words = (
+        rf"uses the last state of 'lstm' at most, .*; write out, _ = self.lstm\(x\) and use {last}"
+    )
+    with pytest.raises(SlotError, match=f"no slot can be suggested for this LastState: .*{words}"):
+        esper.suggest_slots(model, batches()[0][0])
+    with pytest.raises(SlotError, match=f"^a seed would change nothing: .*{words}"):
+        grow(model, slots=["lstm"])
+
+
+def test_an_output_that_is_not_used_is_no_slot() -> None:
+    with pytest.raises(SlotError, match="change nothing: no gradient reaches 'unused': its output"):
+        grow(LastState(), slots=["unused"])

@@ -291,7 +291,12 @@ def generators_of(batches: Batches) -> list[torch.Generator]:
 def outputs_of(model: nn.Module, inputs: Any) -> Any:
     """Return the outputs of a model in eval mode; refuse inputs that it cannot take."""
     args, kwargs = call_arguments(inputs)
-    problem = f"the model cannot take a validation batch {shapes_of(inputs)}"
+    is_dict = isinstance(inputs, tuple) and len(inputs) == 1 and isinstance(inputs[0], Mapping)
+    problem = (
+        f"the model cannot take a validation batch {shapes_of(inputs[0] if is_dict else inputs)}"
+    )
+    if is_dict:
+        problem += " as the one argument of its forward; rename its keys, or give (input, target)"
     with explaining(problem), trying(model, inputs), torch.no_grad():
         return model(*args, **kwargs)
 
@@ -353,6 +358,19 @@ def optimizer_maker(given: Optimizer | OptimizerFactory, model: nn.Module) -> Ma
         return made
 
     return make
+
+
+def warn_of_left_out(optimizer: Optimizer, model: nn.Module) -> None:
+    """Warn if an optimizer does not hold all trainable parameters of a model."""
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    trainable = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    left_out = [name for name, one in trainable.items() if id(one) not in held]
+    if left_out:
+        warn(
+            f"the optimizer lacks {len(left_out)} of the model's {len(trainable)} trainable "
+            f"parameters, such as {left_out[0]!r}, which will not change; make it from "
+            "model.parameters(), or call requires_grad_(False) on those that are to stay"
+        )
 
 
 def _instance_maker(given: Optimizer, model: nn.Module) -> MakeOptimizer:

@@ -27,6 +27,7 @@ from esper.growth.batches import (
     is_empty,
     optimizer_maker,
     refuse_meta,
+    warn_of_left_out,
     warn_of_moving_statistics,
 )
 from esper.growth.budget import RunBudget
@@ -52,12 +53,8 @@ from esper.kasmina.recalibration import (
     recalibrate,
 )
 from esper.kasmina.slots.placement import Placed, SlotNames, place_nothing
-from esper.kasmina.slots.suggestion import suggest_slots
-from esper.kasmina.training import (
-    Trainee,
-    build_optimizer,
-    epoch_rates,
-)
+from esper.kasmina.slots.suggestion import refuse_unteachable, suggest_slots
+from esper.kasmina.training import Trainee, build_optimizer, epoch_rates
 from esper.kasmina.wrapping import refuse_unsuitable
 from esper.leyline.errors import OwnCodeError, UsageError, warn
 from esper.leyline.reasons import static_warning, why_not_grown
@@ -98,6 +95,8 @@ class GrowthLoop:
         elif request.slots == AUTO:
             found = suggest_slots(model, self.example_input, axes=axes)
             places, axes = list(found), found.axes
+        else:
+            refuse_unteachable(model, request.slots, self.example_input)
         garden = Garden(
             model,
             places,
@@ -145,6 +144,7 @@ class GrowthLoop:
             self._optimizer_of = optimizer_maker(request.optimizer, model)
         self.gardener.optimizer(lambda _: self._optimizer_of(garden))
         assert self.gardener.carried is not None
+        warn_of_left_out(self.gardener.carried.optimizer, model)
         self.parameters_before, self.flops_before = self.gardener.sizes()
         self.trainee = Trainee(
             garden,

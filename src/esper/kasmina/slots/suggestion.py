@@ -10,7 +10,14 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from esper.kasmina.slots.arguments import example_inputs, read_batch
-from esper.kasmina.slots.placement import DeclaredAxes, matches, output_shape, place_slots
+from esper.kasmina.slots.placement import (
+    DeclaredAxes,
+    SlotNames,
+    matches,
+    output_shape,
+    place_slots,
+    slot_paths,
+)
 from esper.kasmina.slots.probe import (
     Seen,
     first_tensor,
@@ -135,7 +142,7 @@ def suggest_slots(
     refused: dict[str, str] = {}
     for path in candidates:
         if path not in teachable:
-            refused[path] = f"no gradient reaches {path!r}: its output is not used, or detached"
+            refused[path] = _why_unteachable(path, modules[path])
             continue
         try:
             with warnings.catch_warnings():
@@ -175,6 +182,28 @@ def _look_at_batch(
         return seen, inputs
     found = look(model, modules, others)
     return (found, others) if found.error is None else (seen, inputs)
+
+
+def refuse_unteachable(model: nn.Module, slots: SlotNames, example: Any) -> None:
+    """Refuse slots whose output gets no gradient from that of the model: no seed learns there."""
+    modules = dict(model.named_modules())
+    named = {path: modules[path] for path in slot_paths(slots, model).values() if path in modules}
+    teachable = teachable_at(model, named, example)
+    for path, module in named.items():
+        if path not in teachable:
+            raise SlotError(f"a seed would change nothing: {_why_unteachable(path, module)}")
+
+
+def _why_unteachable(path: str, module: nn.Module) -> str:
+    """Return why no gradient reaches the output of a submodule, and what to write instead."""
+    why = f"no gradient reaches {path!r}: its output is not used, or detached"
+    if not isinstance(module, nn.RNNBase):
+        return why
+    name, last = path.rpartition(".")[2], "out[:, -1]" if module.batch_first else "out[-1]"
+    return (
+        f"the model uses the last state of {path!r} at most, and a seed changes its output; write "
+        f"out, _ = self.{name}(x) and use {last}"
+    )
 
 
 def uncovered_parts(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:
