@@ -213,12 +213,57 @@ def worse(optimizer: Any) -> LambdaLR:
     return LambdaLR(optimizer, lambda epoch: 1.0 if epoch < 2 else 10.0)
 
 
+class StopsIn:
+    """A loss in which signals arrive at a training step."""
+
+    def __init__(self, step: int, times: int = 1) -> None:
+        self.step, self.times = step, times
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        if torch.is_grad_enabled():
+            self.step -= 1
+            if not self.step:
+                for _ in range(self.times):
+                    signal.raise_signal(signal.SIGINT)
+        return nn.functional.cross_entropy(outputs, targets)
+
+
+def test_an_interrupt_is_answered_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = len(TRAIN)
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt, match="is saved up to epoch 2; continue it with"):
+        grow_tiny(
+            tmp_path / "run",
+            twin=False,
+            loss=StopsIn(steps + 1),
+            on_epoch=lambda record: said.append(capsys.readouterr().err),
+        )
+    assert said == ["", "finishing epoch 2, then saving; press Ctrl-C again to stop now\n"]
+
+
+def test_a_second_interrupt_ends_with_what_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.nissa.recorded.SAME_REQUEST_S", -1.0)
+    steps = len(TRAIN)
+    out, loss = tmp_path / "run", StopsIn(steps + 1, times=2)
+    with pytest.raises(KeyboardInterrupt, match="is saved up to epoch 1; continue it with"):
+        grow_tiny(out, loss=loss, twin=False)
+    assert read_manifest(out).epoch == 1
+    found = grow_tiny(out, loss=loss, twin=False, resume=True)
+    assert [record.epoch for record in found.history] == list(range(1, len(found.history) + 1))
+
+
 @pytest.mark.parametrize("stop", [1, 4, 9])
 def test_a_run_that_was_interrupted_ends_as_if_it_never_was(
     whole: Grown, tmp_path: Path, stop: int
 ) -> None:
     out = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt, match="is saved; continue it with resume=True"):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"is saved up to epoch \d+; continue it with resume=True"
+    ):
         # There is no run yet: it is started.
         grow_tiny(out, resume=True, on_epoch=interrupt_after(stop))
     assert read_manifest(out).epoch == stop

@@ -171,7 +171,8 @@ def grow(
 
     Raises:
         UsageError: The request is wrong; the message says what to write instead.
-        KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved.
+        KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved; a
+            second Ctrl-C ends at once with what is saved.
     """
     base = config or GrowthConfig()
     source, given = model if isinstance(model, str | os.PathLike) else checkpoint, model
@@ -321,11 +322,17 @@ def carry_out(
                 show(record)
         return growth.finish(), {}
     # A run without a folder loads neither store nor report.
-    from esper.growth.recorded import open_growth
+    from esper.growth.recorded import RecordedGrowth, open_growth
+
+    run: RecordedGrowth | None = None
+
+    def announce(number: int) -> str:
+        now = "finishing the first epoch, then saving" if run is None else run.describe_stop()
+        return f"{now}{'; press Ctrl-C again to stop now' if number == signal.SIGINT else ''}"
 
     with ExitStack() as opened:
         # A signal that comes while the run opens stops it after the first epoch.
-        with stop_signals() as noted:
+        with stop_signals(announce) as noted:
             run = opened.enter_context(
                 open_growth(
                     request,
@@ -337,12 +344,17 @@ def carry_out(
                     on_alarm=on_alarm,
                 )
             )
-            with watch(run.growth) as show:
-                is_done = run.carry_out(show, lambda: bool(noted))
+            try:
+                with watch(run.growth) as show:
+                    is_done = run.carry_out(show, lambda: bool(noted))
+            except KeyboardInterrupt:
+                if not noted or not run.saved_epoch:
+                    raise
+                raise Stopped(run.folder.path, noted[0], run.saved_epoch) from None
         # Everything is saved by now, so a signal stops the program at once.
         if is_done:
             return run.finish(export)
-    raise Stopped(run.folder.path, noted[0], run.growth.gardener.epoch)
+    raise Stopped(run.folder.path, noted[0], run.saved_epoch)
 
 
 def _check(request: GrowRequest) -> None:
