@@ -232,3 +232,28 @@ def test_a_recurrent_network_of_which_only_the_state_is_used(batch_first: bool, 
 def test_an_output_that_is_not_used_is_no_slot() -> None:
     with pytest.raises(SlotError, match="change nothing: no gradient reaches 'unused': its output"):
         grow(LastState(), slots=["unused"])
+
+
+# ---- Networks that do not learn
+
+
+@pytest.mark.parametrize("controller", ["wait", "trial"])
+def test_a_network_that_does_not_learn_is_named_once_and_early(controller: str) -> None:
+    epochs: list[int] = []
+    model = Net()
+    model.head.requires_grad_(False).weight.zero_()
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always", EsperWarning)
+        grown = grow(
+            model,
+            epochs=30,
+            controller=controller,
+            optimizer=lambda parameters: SGD(parameters, 0.0),
+            on_epoch=lambda record: epochs.append(len(issued)),
+        )
+    said = [str(one.message) for one in issued]
+    assert said[0].startswith("The network has learned nothing in 5 epochs: its best validation")
+    assert epochs[3:5] == [0, 1]
+    assert not any("did not learn" in line or "slots" in line for line in said)
+    assert grown.why[0].startswith("The network did not learn: its best validation loss in 30")
+    assert not any(line.startswith("To change that") for line in grown.why)

@@ -29,7 +29,8 @@ from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, unknown_name, warn
-from esper.leyline.reasons import decision_line, epoch_line, why_not_learned
+from esper.leyline.learning import why_not_learned, why_not_learning
+from esper.leyline.reasons import decision_line, epoch_line
 from esper.leyline.records import EpochRecord
 from esper.nissa.folder import RunFolder, Which
 from esper.nissa.recorded import Stopped, stop_signals
@@ -395,9 +396,14 @@ def _check(request: GrowRequest) -> None:
 
 def _warn_at_end(grown: Grown) -> Grown:
     """Warn if the network did not learn or grow, or if a static one would likely do as well."""
+    history, chance = grown.history, grown.summary.chance_loss
     why = [*grown.why, *filter(None, [grown.static_warning])]
+    not_learned = why_not_learned(history, chance)
     if grown.summary.controller == "wait":
-        why = [line for line in [why_not_learned(grown.history, grown.summary.chance_loss)] if line]
+        why = [not_learned] if not_learned else []
+    if why_not_learning(history, chance, int(grown.config.to_mapping()["epochs"])):
+        # A warning has said so early in the run.
+        why = [line for line in why if line != not_learned]
     if why:
         warn(" ".join(why))
     return grown

@@ -240,6 +240,7 @@ class GrowthLoop:
                 before_action=self._fork_twin if is_own_twin else None,
             )
             self._seconds += time.monotonic() - start
+            self.gardener.warn_early()
             yield record
 
     def finish(self) -> Grown:
