@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from esper.growth.grow import grow
 from esper.growth.grown import Grown
 from esper.growth.recorded import RecordedGrowth
 from esper.kasmina.garden import load_garden
-from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
 from esper.leyline.records import EpochRecord
 from esper.nissa.folder import GROWING, Checkpoints, read_manifest
 from esper.nissa.reader import open_run
@@ -35,6 +36,7 @@ from tests.scripts.cli.terminal import esper as esper_command
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*too few to grow in"),
     pytest.mark.filterwarnings("ignore:Nothing grew"),
+    pytest.mark.filterwarnings("ignore:there is no run in .* to resume"),
     pytest.mark.filterwarnings("ignore:Nothing that grew was kept"),
     pytest.mark.filterwarnings("ignore:The run stopped after epoch"),
     pytest.mark.filterwarnings("ignore:.*still being blended in"),
@@ -243,6 +245,15 @@ def test_an_interrupt_is_answered_at_once(
     assert said == ["", "finishing epoch 2, then saving; press Ctrl-C again to stop now\n"]
 
 
+def test_a_run_that_cannot_be_resumed_is_named(tmp_path: Path) -> None:
+    with pytest.warns(EsperWarning, match=r"no run in .*run to resume, so a new one starts there"):
+        grow_tiny(tmp_path / "run", epochs=2, resume=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EsperWarning)
+        warnings.filterwarnings("ignore", "Nothing grew|.*too few")
+        grow_tiny(tmp_path / "run", epochs=3, resume=True)
+
+
 def test_a_second_interrupt_ends_with_what_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,7 +460,10 @@ def test_a_relative_folder_stays_where_it_was(
 
 
 def test_a_folder_in_use_is_refused_or_replaced(tmp_path: Path, whole: Grown) -> None:
-    with pytest.raises(UsageError, match=r"not empty; continue it .*in Python: resume=True"):
+    with pytest.raises(
+        UsageError,
+        match="continue it with resume=True, replace it with overwrite=True, or",
+    ):
         grow_tiny(whole.folder)
     with pytest.raises(UsageError, match="give one of them"):
         grow_tiny(whole.folder, resume=True, overwrite=True)

@@ -9,10 +9,12 @@ from esper.leyline.errors import (
     EsperError,
     MissingExtraError,
     UnknownNameError,
+    as_command,
     describe_exception,
     instead,
     nearest,
     needing,
+    option,
     reason_of,
     unknown_name,
 )
@@ -118,3 +120,11 @@ def test_advice_about_whole_numbers_names_the_type_of_the_weights() -> None:
     with pytest.raises(RuntimeError) as raised:
         nn.Linear(4, 2)(torch.zeros(3, 4, dtype=torch.int64))
     assert describe_exception(raised.value).endswith("own type, as by x.to(torch.float32)")
+
+
+def test_options_are_written_as_the_user_writes_them() -> None:
+    names = ("resume", "overwrite", "out")
+    assert [option(name) for name in names] == ["resume=True", "overwrite=True", "out=..."]
+    with as_command():
+        assert [option(name) for name in names] == ["--resume", "--overwrite", "--out"]
+    assert option("resume") == "resume=True"

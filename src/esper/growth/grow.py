@@ -248,6 +248,8 @@ def grow(
         out = Path(out).absolute()
         if resume and RunFolder(out).is_run:
             resumed = "previous" if resume == "previous" else "latest"
+        elif resume and not out.exists():
+            warn(f"there is no run in {out} to resume, so a new one starts there")
     show_progress = progress_of(settings.epochs, progress)
 
     @contextmanager

@@ -120,6 +120,35 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     return UnknownNameError(f"unknown {kind} {name!r}{instead(name, sorted(known))}")
 
 
+# ---- Options as the user writes them: on the command line, or in Python
+
+
+_PYTHON = {"resume": "resume=True", "overwrite": "overwrite=True", "out": "out=..."}
+_is_command = False
+"""Whether the user runs a command of Esper."""
+
+
+@contextmanager
+def as_command() -> Iterator[None]:
+    """Within the block, messages name options as on the command line."""
+    global _is_command  # Not a context variable: writer threads have messages too.
+    before, _is_command = _is_command, True
+    try:
+        yield
+    finally:
+        _is_command = before
+
+
+def is_command() -> bool:
+    """Return whether the user runs a command of Esper."""
+    return _is_command
+
+
+def option(name: str) -> str:
+    """Return an option as the user writes it: `--resume`, or `resume=True` in Python."""
+    return f"--{name}" if _is_command else _PYTHON[name]
+
+
 # ---- Exceptions from a user's model, loss or loader, in one line with the place and advice
 
 

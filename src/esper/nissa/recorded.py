@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from esper.leyline.errors import CheckpointError, UsageError, warn
+from esper.leyline.errors import CheckpointError, UsageError, is_command, warn
 from esper.leyline.records import Plain
 from esper.nissa.folder import Checkpoints, RunFolder, RunKind, Write
 from esper.nissa.schema import EventKind
@@ -80,17 +80,31 @@ class RunInputs(Plain):
         for name, checksum in self.contents.items():
             before = str(contents.get(name, checksum))
             if before != checksum and name not in changed:
-                shown = "" if _CHECKSUM.fullmatch(checksum) else f" (was {before}, is {checksum})"
+                shown = "" if _CHECKSUM.fullmatch(checksum) else f" ({_changes(before, checksum)})"
                 again = f" or accept the present one with --set {name}=...,"
                 raise UsageError(
                     f"the {name} of {run} changed since it was saved{shown}; restore it,"
-                    f"{again if name in SETTABLE else ''} or start a new run"
+                    f"{again if name in SETTABLE and is_command() else ''} or start a new run"
                 )
         return {
             name: (str(versions[name]), now)
             for name, now in self.versions.items()
             if versions.get(name, now) != now
         }
+
+
+_PAIR = re.compile(r"'(\w+)': '([^']*)'")
+
+
+def _changes(before: str, now: str) -> str:
+    """Return how two descriptions differ: of two dicts only the entries that do."""
+    pairs = [dict(_PAIR.findall(text)) for text in (before, now)]
+    kinds = [_PAIR.sub("", text) for text in (before, now)]
+    if kinds[0] == kinds[1] and pairs[0].keys() == pairs[1].keys():
+        changed = [name for name in pairs[0] if pairs[0][name] != pairs[1][name]]
+        if changed:
+            return ", ".join(f"{n} was {pairs[0][n]}, is {pairs[1][n]}" for n in changed)
+    return f"was {before}, is {now}"
 
 
 def describe_versions(differences: Mapping[str, tuple[str, str]]) -> str:

@@ -201,7 +201,7 @@ def test_a_model_that_another_garden_has_grown_is_refused() -> None:
     # Nothing has grown: wrapping it anew is harmless.
     Garden(model, ["a"], X)
     assert garden.germinate("a", "norm")
-    with pytest.raises(SlotError, match="already grows in another Garden"):
+    with pytest.raises(SlotError, match="already grows: seeds of an earlier run or Garden"):
         Garden(model, ["b"], X)
 
 
