@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
+from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.leyline.errors import EsperWarning, NonFiniteError, SlotError, UsageError
@@ -257,3 +258,33 @@ def test_a_network_that_does_not_learn_is_named_once_and_early(controller: str) 
     assert not any("did not learn" in line or "slots" in line for line in said)
     assert grown.why[0].startswith("The network did not learn: its best validation loss in 30")
     assert not any(line.startswith("To change that") for line in grown.why)
+
+
+# ---- The twin and random numbers
+
+
+def shuffled_run(*, twin: bool, own: bool, **options: Any) -> list[float]:
+    torch.manual_seed(0)
+    parts = [torch.cat(each) for each in zip(*batches(96), strict=True)]
+    draws = torch.Generator().manual_seed(1) if own else None
+    data = TensorDataset(*parts)
+    grown = grow(
+        Net(),
+        train=DataLoader(data, 16, shuffle=True, generator=draws),
+        val=DataLoader(data, 32, generator=draws),
+        controller="random",
+        twin=twin,
+        **options,
+    )
+    return [record.val_loss for record in grown.history]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [{}, {"budget": "1x"}], ids=["epochs", "budget"])
+@pytest.mark.parametrize("own", [False, True], ids=["global", "own"])
+def test_a_twin_does_not_change_the_order_of_shuffled_batches(
+    own: bool, options: dict[str, Any]
+) -> None:
+    assert shuffled_run(twin=True, own=own, **options) == shuffled_run(
+        twin=False, own=own, **options
+    )

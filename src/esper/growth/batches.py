@@ -288,6 +288,12 @@ def generators_of(batches: Batches) -> list[torch.Generator]:
 # ---- Checks of the model before training
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's parameters; the CPU without any."""
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
 def outputs_of(model: nn.Module, inputs: Any) -> Any:
     """Return the outputs of a model in eval mode; refuse inputs that it cannot take."""
     args, kwargs = call_arguments(inputs)

@@ -13,7 +13,7 @@ from dataclasses import astuple
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.growth.batches import (
     Batches,
@@ -22,8 +22,10 @@ from esper.growth.batches import (
     Windows,
     check_batches,
     count_steps,
+    device_of,
     explaining,
     first_batch,
+    generators_of,
     is_empty,
     optimizer_maker,
     refuse_meta,
@@ -60,7 +62,7 @@ from esper.leyline.errors import OwnCodeError, UsageError, warn
 from esper.leyline.reasons import static_warning, why_not_grown
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end, stacks_at_end
 from esper.utils.process import choose_device
-from esper.utils.randomness import drawing
+from esper.utils.randomness import drawing, undisturbed
 
 
 class GrowthLoop:
@@ -70,7 +72,7 @@ class GrowthLoop:
         """Wrap the model; nothing is trained yet."""
         config, model, train, axes = request.config, request.model, request.train, request.axes
         self.name, self.controller_name = request.name, request.controller_name
-        self.device = _device_of(model) if request.device is None else choose_device(request.device)
+        self.device = device_of(model) if request.device is None else choose_device(request.device)
         refuse_meta(model)
         refuse_unsuitable(model)
         self._recipe = Recipe.of(request)
@@ -108,6 +110,8 @@ class GrowthLoop:
             garden.sync(request.planted)
         warn_of_moving_statistics(model)
         self._train = train
+        # The twin leaves the random numbers alone from which the network's batches are drawn.
+        self._generators = [*generators_of(request.train), *generators_of(request.val)]
         self._judged = judged
         self._val = judged.evaluator(request.val, self.device)
         self._test = None
@@ -227,7 +231,8 @@ class GrowthLoop:
             self._recalibrate()
             twin_score = None
             if self.twin is not None:
-                twin_score = _score(self._val, self.twin.garden)
+                with undisturbed(self._generators):
+                    twin_score = _score(self._val, self.twin.garden)
                 self._kept.take_twin(self.twin.garden, twin_score, self.gardener.epoch + 1)
             is_own_twin = self.config.twin and self.twin is None
             record = self.gardener.step(
@@ -372,7 +377,8 @@ class GrowthLoop:
             for twin in networks[1:]:
                 twin_sample = self._sample()
                 share = self.budget.twin_share(epoch, twin.garden.count_flops())
-                self._train_on(share, epoch, [twin], twin_sample)
+                with undisturbed(self._generators):
+                    self._train_on(share, epoch, [twin], twin_sample)
         if not trained:
             self._stop_early(epoch - 1)
             return None
@@ -481,11 +487,6 @@ class GrowthLoop:
         if self.budget is not None:
             self.budget.fork_twin()
         self._kept.fork()
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    parameter = next(model.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
 
 
 def _score(evaluator: BatchEvaluator, garden: Garden) -> float:
