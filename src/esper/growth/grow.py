@@ -153,10 +153,10 @@ def grow(
         out: folder for the run's store, TensorBoard files, checkpoints and report; by default
             nothing is written.
         resume: continue the run in `out`, called with the same arguments, or start it if there is
-            none. `epochs`, `controller`, `keep`, `patience` and the limits may differ
-            (the page Settings lists all that may). 'previous' continues from the checkpoint before
-            the latest. On the CPU the result equals that of an uninterrupted run, provided that
-            `train` depends only on the epoch.
+            none, with a warning. `epochs`, `controller`, `keep`, `patience` and the limits may
+            differ (the page Settings lists all that may). 'previous' continues from the checkpoint
+            before the latest. On the CPU the result equals that of an uninterrupted run, provided
+            that `train` depends only on the epoch.
         overwrite: replace the run in `out`.
         sinks: where to show curves and alarms of a run in `out`, beside its store: 'tensorboard',
             'wandb' (with WANDB_MODE=offline without a server), a registered name, or an object.
