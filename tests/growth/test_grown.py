@@ -42,10 +42,8 @@ def test_it_is_told_in_one_line(grown: Grown) -> None:
         f"→ {grown.summary.flops_after:,} FLOPs, grew mlp_small at stem (blending), epoch 6 of 6)"
         in told
     )
-    first, second = str(grown).splitlines()
-    assert first == told
-    for size in grown.best_by_size:
-        assert f"{size.val_score:.2f} with {size.parameters:,} (epoch {size.epoch})" in second
+    # Nothing compares the sizes that a network had: it reached them at different epochs.
+    assert str(grown) == told
     garden = repr(grown.model)
     assert "\n" not in garden
     assert f"{grown.model.count_parameters():,} parameters" in garden

@@ -298,6 +298,7 @@ def test_numbers_may_be_one_for_each_sample() -> None:
     assert grown.summary.val_score < 0
 
 
+@pytest.mark.filterwarnings("ignore:there is no run in")
 def test_slots_are_found_where_none_are_named(tmp_path: Path) -> None:
     found = list(esper.suggest_slots(make_net(), VAL[0][0]))
     options: dict[str, Any] = {"train": TRAIN, "val": VAL, "epochs": 2, "controller": "wait"}

@@ -15,7 +15,7 @@ import yaml
 from esper.growth.grow import grow
 from esper.growth.recorded import RecordedGrowth, open_growth
 from esper.lab.tasks.request import GrowSettings, growth_of, request_again
-from esper.leyline.errors import ConfigError, EsperWarning, UsageError
+from esper.leyline.errors import ConfigError, EsperWarning, UsageError, as_command
 from esper.nissa.folder import GROWING, Checkpoints
 from esper.nissa.reader import open_run
 from esper.nissa.recorded import RunInputs
@@ -190,7 +190,7 @@ def changed(stopped: Path) -> Any:
 
 def test_other_data_is_noticed(place: Path, changed: Path) -> None:
     write_data(changed / "data.npz", seed=1)
-    with pytest.raises(UsageError, match=r"the data of .* changed since it was saved.*--set data="):
+    with as_command(), pytest.raises(UsageError, match=r"data of .* changed since.*--set data="):
         resume(place)
     with resume(place, settings={"data": str(changed / "data.npz")}) as run:
         assert run.carry_out()

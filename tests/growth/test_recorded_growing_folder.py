@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from esper.growth.grow import grow
 from esper.growth.grown import Grown
 from esper.growth.recorded import RecordedGrowth
 from esper.kasmina.garden import load_garden
-from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
 from esper.leyline.records import EpochRecord
 from esper.nissa.folder import GROWING, Checkpoints, read_manifest
 from esper.nissa.reader import open_run
@@ -35,6 +36,7 @@ from tests.scripts.cli.terminal import esper as esper_command
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*too few to grow in"),
     pytest.mark.filterwarnings("ignore:Nothing grew"),
+    pytest.mark.filterwarnings("ignore:there is no run in .* to resume"),
     pytest.mark.filterwarnings("ignore:Nothing that grew was kept"),
     pytest.mark.filterwarnings("ignore:The run stopped after epoch"),
     pytest.mark.filterwarnings("ignore:.*still being blended in"),
@@ -213,12 +215,66 @@ def worse(optimizer: Any) -> LambdaLR:
     return LambdaLR(optimizer, lambda epoch: 1.0 if epoch < 2 else 10.0)
 
 
+class StopsIn:
+    """A loss in which signals arrive at a training step."""
+
+    def __init__(self, step: int, times: int = 1) -> None:
+        self.step, self.times = step, times
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        if torch.is_grad_enabled():
+            self.step -= 1
+            if not self.step:
+                for _ in range(self.times):
+                    signal.raise_signal(signal.SIGINT)
+        return nn.functional.cross_entropy(outputs, targets)
+
+
+def test_an_interrupt_is_answered_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = len(TRAIN)
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt, match="is saved up to epoch 2; continue it with"):
+        grow_tiny(
+            tmp_path / "run",
+            twin=False,
+            loss=StopsIn(steps + 1),
+            on_epoch=lambda record: said.append(capsys.readouterr().err),
+        )
+    assert said == ["", "finishing epoch 2, then saving; press Ctrl-C again to stop now\n"]
+
+
+def test_a_run_that_cannot_be_resumed_is_named(tmp_path: Path) -> None:
+    with pytest.warns(EsperWarning, match=r"no run in .*run to resume, so a new one starts there"):
+        grow_tiny(tmp_path / "run", epochs=2, resume=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EsperWarning)
+        warnings.filterwarnings("ignore", "Nothing grew|.*too few")
+        grow_tiny(tmp_path / "run", epochs=3, resume=True)
+
+
+def test_a_second_interrupt_ends_with_what_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.nissa.recorded.SAME_REQUEST_S", -1.0)
+    steps = len(TRAIN)
+    out, loss = tmp_path / "run", StopsIn(steps + 1, times=2)
+    with pytest.raises(KeyboardInterrupt, match="is saved up to epoch 1; continue it with"):
+        grow_tiny(out, loss=loss, twin=False)
+    assert read_manifest(out).epoch == 1
+    found = grow_tiny(out, loss=loss, twin=False, resume=True)
+    assert [record.epoch for record in found.history] == list(range(1, len(found.history) + 1))
+
+
 @pytest.mark.parametrize("stop", [1, 4, 9])
 def test_a_run_that_was_interrupted_ends_as_if_it_never_was(
     whole: Grown, tmp_path: Path, stop: int
 ) -> None:
     out = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt, match="is saved; continue it with resume=True"):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"is saved up to epoch \d+; continue it with resume=True"
+    ):
         # There is no run yet: it is started.
         grow_tiny(out, resume=True, on_epoch=interrupt_after(stop))
     assert read_manifest(out).epoch == stop
@@ -404,7 +460,10 @@ def test_a_relative_folder_stays_where_it_was(
 
 
 def test_a_folder_in_use_is_refused_or_replaced(tmp_path: Path, whole: Grown) -> None:
-    with pytest.raises(UsageError, match=r"not empty; continue it .*in Python: resume=True"):
+    with pytest.raises(
+        UsageError,
+        match="continue it with resume=True, replace it with overwrite=True, or",
+    ):
         grow_tiny(whole.folder)
     with pytest.raises(UsageError, match="give one of them"):
         grow_tiny(whole.folder, resume=True, overwrite=True)

@@ -598,7 +598,10 @@ def test_a_wrong_slot_is_named() -> None:
 @pytest.mark.parametrize(
     ("batch", "advice"),
     [
-        (lambda x, y: {"pixels": x, "labels": y}, "the keys of a dict batch are arguments of"),
+        (
+            lambda x, y: {"pixels": x, "labels": y},
+            r"batch {pixels: \[32, 4\]} as the one argument of its forward; rename its keys, or",
+        ),
         (lambda x, y: (x, x, y), r"a batch is \(input, target\), or \(input, ..., target\)"),
     ],
     ids=["dict", "two inputs"],

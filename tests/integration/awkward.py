@@ -261,7 +261,7 @@ CASES: dict[str, Case] = {
         options={"train": batches(lambda x, y: (x[:, :3], y))},
     ),
     "samples of another type": Case(
-        "training batch 1 .*must have the same dtype.*; give tensors of the model's own type",
+        "training batch 1 .*must have the same dtype.*; the weights are torch.float32",
         options={"train": batches(lambda x, y: (x.half(), y))},
     ),
     "fewer labels than samples": Case(

@@ -261,3 +261,20 @@ def test_the_state_survives_a_state_dict() -> None:
 def test_a_threshold_of_zero_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         TrackerConfig.from_mapping({field: 0.0})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_loss_that_is_not_finite_is_neither_first_nor_best(bad: float, first: bool) -> None:
+    config = TrackerConfig()
+    tracker = start_tracking(1, config)
+    for loss in (bad, 2.0, 1.5) if first else (2.0, bad, 1.5):
+        value = torch.tensor([loss], dtype=torch.float64)
+        stuck = int(tracker.plateau_epochs)
+        tracker = track_epoch(tracker, value, -value, config)
+        if loss == bad:
+            assert int(tracker.plateau_epochs) == stuck + 1
+    assert (float(tracker.first_loss), float(tracker.best_loss)) == (2.0, 1.5)
+    assert float(tracker.best_score) == -1.5
+    assert int(tracker.epoch) == 3
+    assert int(tracker.loss_history.isfinite().sum()) == 2

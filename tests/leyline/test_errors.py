@@ -1,15 +1,20 @@
 import pickle
 
 import pytest
+import torch
+from torch import nn
 
 from esper.leyline import errors
 from esper.leyline.errors import (
     EsperError,
     MissingExtraError,
     UnknownNameError,
+    as_command,
+    describe_exception,
     instead,
     nearest,
     needing,
+    option,
     reason_of,
     unknown_name,
 )
@@ -87,3 +92,39 @@ def test_a_missing_extra_is_named() -> None:
     )
     with pytest.raises(MissingExtraError, match=told), needing("a page", "report"):
         import nowhere  # type: ignore[import-not-found]  # noqa: F401
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+@pytest.mark.parametrize("own", [torch.float64, torch.float16, torch.bfloat16])
+def test_advice_about_types_names_the_type_of_the_weights(
+    own: torch.dtype, kind: str, bias: bool
+) -> None:
+    layer = nn.Linear(4, 2, bias=bias) if kind == "linear" else nn.Conv1d(4, 2, 1, bias=bias)
+    with pytest.raises(RuntimeError) as raised:
+        layer.to(own)(torch.zeros(3, 4) if kind == "linear" else torch.zeros(3, 4, 5))
+    told = describe_exception(raised.value)
+    if "expected scalar type" in told:  # It does not say which of both is that of the weights.
+        assert told.endswith(
+            "; weights and inputs must have the same type: give inputs as "
+            "x.to(next(model.parameters()).dtype), or convert the model, as by model.float()"
+        )
+        return
+    assert told.endswith(
+        f"; the weights are {own} and the inputs torch.float32: give inputs as x.to({own}), or "
+        "convert the model by model.to(torch.float32)"
+    )
+
+
+def test_advice_about_whole_numbers_names_the_type_of_the_weights() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        nn.Linear(4, 2)(torch.zeros(3, 4, dtype=torch.int64))
+    assert describe_exception(raised.value).endswith("own type, as by x.to(torch.float32)")
+
+
+def test_options_are_written_as_the_user_writes_them() -> None:
+    names = ("resume", "overwrite", "out")
+    assert [option(name) for name in names] == ["resume=True", "overwrite=True", "out=..."]
+    with as_command():
+        assert [option(name) for name in names] == ["--resume", "--overwrite", "--out"]
+    assert option("resume") == "resume=True"

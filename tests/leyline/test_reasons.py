@@ -271,13 +271,13 @@ def test_a_gain_within_its_error_is_told() -> None:
     told = warning(little, much)
     assert told == (
         "A static network of the same size (200 parameters) is likely to do as well: the "
-        "validation gain over the twin is +0.28 ± 0.60; in Python, grown.compare_static() trains "
-        "one."
+        "validation gain over the twin is +0.28 points (standard error 0.60); in Python, "
+        "grown.compare_static() trains one."
     )
     # Without a twin it is what all seeds give together.
     assert warning(None, much) == ""
-    assert "would fall by only 0.28 ± 0.60" in warning(None, little)
-    assert "would rise by 0.50 ± 0.60" in warning(None, (-0.5, 0.6))
+    assert "would fall by only 0.28 points (standard error 0.60)" in warning(None, little)
+    assert "would rise by 0.50 points (standard error 0.60)" in warning(None, (-0.5, 0.6))
     assert warning(little, much, parameters_after=100) == ""
 
 

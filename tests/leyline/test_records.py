@@ -209,8 +209,12 @@ def test_a_loss_is_told_as_a_loss_and_as_finely_as_it_is_small() -> None:
     assert format_gain(-0.0011, -0.0013) == "loss lower by 0.0002"
     assert format_gain(-0.0013, -0.0011) == "loss higher by 0.0002"
     assert format_contribution(1.234, 0.5) == "+1.23 ± 0.50"
-    assert format_contribution(0.00312, 0.00047) == "+0.0031 ± 0.00047"
+    assert format_contribution(0.00312, 0.00047) == "+0.00312 ± 0.00047"
     assert format_contribution(0.0) == "+0.00"
+    # Value and error have the same decimals.
+    assert format_contribution(0.01, 0.0074) == "+0.0100 ± 0.0074"
+    assert format_contribution(0.667, 0.667) == "+0.67 ± 0.67"
+    assert format_contribution(0.0, 0.0) == "+0.00 ± 0.00"
     of_loss = dataclasses.replace(epoch(1), val_score=-0.0021, val_loss=0.0021, twin_score=-0.0022)
     assert epoch_line(of_loss) == "val loss 0.0021  twin loss 0.0022  100 parameters"
     assert epoch_line(epoch(1)) == "val score 50.00  val loss 1.5000  100 parameters"

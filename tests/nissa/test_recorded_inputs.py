@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.errors import CheckpointError, UsageError, as_command
 from esper.nissa.recorded import (
     RunInputs,
     describe_versions,
@@ -20,7 +20,9 @@ def test_the_same_world_has_no_differences(tmp_path: Path) -> None:
 
 def test_other_content_is_refused_unless_it_was_meant(tmp_path: Path) -> None:
     other = RunInputs({"data": "xyz"}, INPUTS.versions)
-    with pytest.raises(UsageError, match=r"the data of .* --set data=\.\.\."):
+    with as_command(), pytest.raises(UsageError, match=r"the data of .* --set data=\.\.\."):
+        other.differences(tmp_path, INPUTS.to_mapping(), ())
+    with pytest.raises(UsageError, match=r"saved \(was abc, is xyz\); restore it, or start"):
         other.differences(tmp_path, INPUTS.to_mapping(), ())
     assert other.differences(tmp_path, INPUTS.to_mapping(), {"data"}) == {}
 
@@ -31,6 +33,16 @@ def test_what_no_setting_names_has_to_be_put_back(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"batches of .* changed .*\(was 4, is 2\)") as caught:
         now.differences(tmp_path, saved.to_mapping(), ())
     assert "--set" not in str(caught.value)
+
+
+def test_of_two_dicts_only_what_differs_is_shown(tmp_path: Path) -> None:
+    before, now = (f"AdamW {{'lr': '{rate}', 'betas': '(0.9, 0.999)'}}" for rate in (0.1, 0.2))
+    saved, found = (RunInputs({"optimizer": one}, INPUTS.versions) for one in (before, now))
+    with pytest.raises(UsageError, match=r"saved \(lr was 0.1, is 0.2\); restore it, or start"):
+        found.differences(tmp_path, saved.to_mapping(), ())
+    other = RunInputs({"optimizer": "SGD {'lr': '0.1'}"}, INPUTS.versions)
+    with pytest.raises(UsageError, match=r"\(was AdamW \{.*\}, is SGD \{'lr': '0.1'\}\)"):
+        other.differences(tmp_path, saved.to_mapping(), ())
 
 
 def test_other_software_is_told(tmp_path: Path) -> None:

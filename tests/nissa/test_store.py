@@ -262,7 +262,7 @@ def test_a_store_held_by_another_program_is_one_clear_line(tmp_path: Path) -> No
         store.watermark()
     assert str(caught.value) == (
         f"cannot write the store {tmp_path / 'run.db'}: database is locked; another program holds "
-        "it; close that program; the last checkpoint is intact, then continue with --resume"
+        "it; close that program; the last checkpoint is intact, then continue with resume=True"
     )
     with pytest.raises(StoreError, match="locked"):
         store.write(EpochRow(step=2))

@@ -128,7 +128,7 @@ def test_what_vanishes_is_noticed_at_the_next_checkpoint(tmp_path: Path, what: s
     if what == "moved and made anew":
         shutil.copytree(tmp_path / "moved", folder)
     store.write(EpochRow(step=2))
-    with pytest.raises(StoreError, match=r"was moved or removed .* --resume"):
+    with pytest.raises(StoreError, match=r"was moved or removed .* resume=True"):
         store.watermark()
     store.close()
 

@@ -1,4 +1,4 @@
-"""The user's batches, optimizer and schedule, as growth needs them.
+"""The user's batches and optimizer, as growth needs them.
 
 A batch is a pair, a tuple of several inputs and targets, or a dict with labels (Hugging Face). It
 is read into (inputs, targets); the model is called with the inputs: a tensor, a tuple of arguments
@@ -16,13 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from torch.utils.data import DataLoader
 
-from esper.kasmina.evaluation import moving_norms
+from esper.kasmina.evaluation import BatchEvaluator, moving_norms
 from esper.kasmina.garden import Garden
-from esper.kasmina.slots.probe import map_tensors, shapes_of, tensors_in
-from esper.kasmina.training import SchedulerEvery, SchedulerFactory
+from esper.kasmina.slots.arguments import read_batch, whole_dict
+from esper.kasmina.slots.probe import (
+    call_arguments,
+    map_tensors,
+    shapes_of,
+    tensors_in,
+    trying,
+)
 from esper.leyline.errors import EsperError, OwnCodeError, UsageError, describe_exception, warn
 
 Batches = Iterable[Any]
@@ -30,9 +35,6 @@ Batches = Iterable[Any]
 
 `set_epoch(n)` is called first, if there is one. If an epoch omits or repeats training samples,
 `calibration_batches()` may return other batches for the statistics of BatchNorm."""
-
-LABELS = ("labels", "label", "targets", "target", "y")
-"""Names under which a dict may hold its targets."""
 
 
 @contextmanager
@@ -54,36 +56,6 @@ def explaining(
         raise kind(f"{what}: {describe_exception(error)}") from error
 
 
-def label_of(batch: Any) -> str | None:
-    """Return the name of the targets in a batch that is a dict; None for other batches."""
-    if not isinstance(batch, Mapping):
-        return None
-    found = [name for name in LABELS if name in batch]
-    if len(found) != 1:
-        has = ", ".join(map(str, batch)) or "nothing"
-        raise UsageError(
-            f"a batch that is a dict needs exactly one of {', '.join(LABELS)}, but has {has}; "
-            "rename its targets, or give (inputs, targets) pairs"
-        )
-    return found[0]
-
-
-def read_batch(batch: Any, *, keeps_label: bool = False) -> tuple[Any, Any]:
-    """Return (inputs, targets); with `keeps_label` the inputs keep the targets too."""
-    label = label_of(batch)
-    if label is not None:
-        kept = {key: value for key, value in batch.items() if keeps_label or key != label}
-        return kept, batch[label]
-    if not isinstance(batch, tuple | list) or len(batch) < 2:
-        size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-        raise UsageError(
-            "batches must be (inputs, targets) pairs, (input, ..., targets) tuples, or dicts with "
-            f"labels, got a {type(batch).__name__}{size}"
-        )
-    *inputs, targets = batch
-    return (inputs[0] if len(inputs) == 1 else tuple(inputs)), targets
-
-
 class DeviceBatches:
     """Batches read into (inputs, targets) and moved to a device.
 
@@ -92,6 +64,8 @@ class DeviceBatches:
         device: where to move them.
         keeps_label: whether inputs keep the targets (`read_batch`).
         name: name of the batches in errors.
+        argument: the only parameter of the model, if it may take a dict as a whole
+            (`only_argument`).
     """
 
     def __init__(
@@ -101,12 +75,14 @@ class DeviceBatches:
         *,
         keeps_label: bool = False,
         name: str = "validation",
+        argument: str | None = None,
     ) -> None:
         """Read nothing yet."""
         self._batches = batches
         self._device = device
         self._keeps_label = keeps_label
         self._name = name
+        self._argument = argument
         self._number = 0
         self._read: tuple[Any, Any] | None = None
 
@@ -127,6 +103,7 @@ class DeviceBatches:
                     return
                 inputs, targets = read_batch(batch, keeps_label=self._keeps_label)
                 self._read = inputs, targets
+                inputs = whole_dict(inputs, self._argument)
                 moved = map_tensors(inputs, self._move), map_tensors(targets, self._move)
             yield moved
             self._number, self._read = self._number + 1, None
@@ -137,6 +114,17 @@ class DeviceBatches:
                 f"{self.place} is on the meta device, which holds no numbers; load real data"
             )
         return tensor.to(self._device, non_blocking=True)
+
+
+class OwnersEvaluator(BatchEvaluator):
+    """Measures on the user's batches; an error in the user's code says which batch failed."""
+
+    _batches: DeviceBatches
+
+    def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
+        with explaining(lambda: f"{self._batches.place} failed", OwnCodeError):
+            return super().measure(garden, configurations)
 
 
 class BatchStream:
@@ -297,7 +285,26 @@ def generators_of(batches: Batches) -> list[torch.Generator]:
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
-# ---- Checks of the model and the schedule before training
+# ---- Checks of the model before training
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's parameters; the CPU without any."""
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def outputs_of(model: nn.Module, inputs: Any) -> Any:
+    """Return the outputs of a model in eval mode; refuse inputs that it cannot take."""
+    args, kwargs = call_arguments(inputs)
+    is_dict = isinstance(inputs, tuple) and len(inputs) == 1 and isinstance(inputs[0], Mapping)
+    problem = (
+        f"the model cannot take a validation batch {shapes_of(inputs[0] if is_dict else inputs)}"
+    )
+    if is_dict:
+        problem += " as the one argument of its forward; rename its keys, or give (input, target)"
+    with explaining(problem), trying(model, inputs), torch.no_grad():
+        return model(*args, **kwargs)
 
 
 def refuse_meta(model: nn.Module) -> None:
@@ -308,21 +315,6 @@ def refuse_meta(model: nn.Module) -> None:
                 f"{name!r} of the model is on the meta device, which holds no numbers; build the "
                 "model on a real device, or call model.to_empty(device=...) and load weights"
             )
-
-
-def refuse_short_schedule(
-    schedule: LRScheduler | None, every: SchedulerEvery, epochs: int, train: Batches
-) -> None:
-    """Refuse a `OneCycleLR` with fewer steps than the run; it would fail on the way."""
-    if not isinstance(schedule, OneCycleLR) or (every == "batch" and not isinstance(train, Sized)):
-        return
-    each = len(train) if every == "batch" and isinstance(train, Sized) else 1
-    needed = epochs * each
-    if schedule.total_steps < needed:
-        raise UsageError(
-            f"OneCycleLR has {schedule.total_steps} steps, but the run takes {needed} ({epochs} "
-            f"epochs of {each}); write total_steps={needed}"
-        )
 
 
 def warn_of_moving_statistics(model: nn.Module, *, has_own_loop: bool = False) -> None:
@@ -362,7 +354,7 @@ def warn_of_moving_statistics(model: nn.Module, *, has_own_loop: bool = False) -
     )
 
 
-# ---- Optimizers and schedules: an instance, or a function that makes one
+# ---- Optimizers: an instance, or a function that makes one
 
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
@@ -398,6 +390,19 @@ def optimizer_maker(given: Optimizer | OptimizerFactory, model: nn.Module) -> Ma
     return make
 
 
+def warn_of_left_out(optimizer: Optimizer, model: nn.Module) -> None:
+    """Warn if an optimizer does not hold all trainable parameters of a model."""
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    trainable = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    left_out = [name for name, one in trainable.items() if id(one) not in held]
+    if left_out:
+        warn(
+            f"the optimizer lacks {len(left_out)} of the model's {len(trainable)} trainable "
+            f"parameters, such as {left_out[0]!r}, which will not change; make it from "
+            "model.parameters(), or call requires_grad_(False) on those that are to stay"
+        )
+
+
 def _instance_maker(given: Optimizer, model: nn.Module) -> MakeOptimizer:
     own = {id(parameter) for parameter in model.parameters()}
     strangers = [p for group in given.param_groups for p in group["params"] if id(p) not in own]
@@ -427,40 +432,5 @@ def _instance_maker(given: Optimizer, model: nn.Module) -> MakeOptimizer:
             {"defaults": given.defaults, "state": defaultdict(dict), "param_groups": groups}
         )
         return fresh
-
-    return make
-
-
-def scheduler_maker(
-    given: LRScheduler | SchedulerFactory | None, optimizer: Any
-) -> SchedulerFactory | None:
-    """Return what makes the schedule of an optimizer, or of its twin's."""
-    if given is None:
-        return None
-    if isinstance(given, LRScheduler):
-        if given.optimizer is not optimizer:
-            raise UsageError(
-                "the scheduler belongs to another optimizer; give optimizer= that one, or write "
-                "scheduler=lambda optimizer: CosineAnnealingLR(optimizer, 60)"
-            )
-
-        def copied(of: Optimizer) -> LRScheduler:
-            if of is given.optimizer:
-                return given
-            return copy.deepcopy(given, {id(given.optimizer): of})
-
-        return copied
-    if not callable(given):
-        raise UsageError(
-            "scheduler must be one of torch.optim.lr_scheduler, or a function that makes one of "
-            f"an optimizer, got {given!r}"
-        )
-
-    def make(of: Optimizer) -> LRScheduler:
-        with explaining("the scheduler cannot be made from the optimizer"):
-            made = given(of)
-        if not callable(getattr(made, "step", None)):
-            raise UsageError(f"scheduler must return a schedule, got {type(made).__name__}")
-        return made
 
     return make

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.growth.batches import Batches, DeviceBatches, explaining, label_of
-from esper.kasmina.evaluation import BatchEvaluator, Objective, apply_objective
-from esper.kasmina.garden import Garden
-from esper.kasmina.slots.probe import call_arguments, map_tensors, shapes_of, tensors_in, trying
+from esper.growth.batches import Batches, DeviceBatches, OwnersEvaluator, explaining, outputs_of
+from esper.kasmina.evaluation import Objective, apply_objective
+from esper.kasmina.slots.arguments import label_of, only_argument
+from esper.kasmina.slots.probe import map_tensors, shapes_of, tensors_in
 from esper.kasmina.training import OBJECTIVES
-from esper.leyline.errors import OwnCodeError, UnknownNameError, UsageError, unknown_name
+from esper.leyline.errors import UnknownNameError, UsageError, unknown_name
 
 Loss = str | nn.Module | Callable[..., Any]
 """A name, a criterion of `torch.nn`, or a function of (outputs, targets)."""
@@ -407,17 +407,6 @@ _OWN_LOSSES: tuple[tuple[nn.Module, Callable[[Any, Tensor], tuple[Tensor, Tensor
 # ---- How a model is judged
 
 
-class OwnersEvaluator(BatchEvaluator):
-    """Measures on the user's batches; an error in the user's code says which batch failed."""
-
-    _batches: DeviceBatches
-
-    def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
-        with explaining(lambda: f"{self._batches.place} failed", OwnCodeError):
-            return super().measure(garden, configurations)
-
-
 @dataclass(frozen=True, slots=True)
 class FoundCriterion:
     """How a model is judged, and whether it is given the labels for that."""
@@ -427,6 +416,8 @@ class FoundCriterion:
     is_measured_with_labels: bool
     chance_loss: float = 0.0
     """Loss of a network that only guesses; 0 if unknown."""
+    argument: str | None = None
+    """The only parameter of the model, if it may take a dict as a whole."""
 
     @property
     def facts(self) -> dict[str, float]:
@@ -452,8 +443,20 @@ class FoundCriterion:
             name: name of the batches in errors.
             precision: context in which the network runs, such as autocast.
         """
-        moved = DeviceBatches(batches, device, keeps_label=self.is_measured_with_labels, name=name)
+        moved = self.moved(batches, device, name)
         return OwnersEvaluator(moved, self.criterion.per_sample, precision=precision)
+
+    def moved(
+        self,
+        batches: Batches,
+        device: torch.device,
+        name: str = "validation",
+        *,
+        is_training: bool = False,
+    ) -> DeviceBatches:
+        """Return these batches as the network takes them when it is measured or trained."""
+        keeps = self.trains_with_labels if is_training else self.is_measured_with_labels
+        return DeviceBatches(batches, device, keeps_label=keeps, name=name, argument=self.argument)
 
 
 def find_criterion(
@@ -462,7 +465,8 @@ def find_criterion(
     """Return how a model is judged; without a loss by its own, else by classification."""
     if isinstance(loss, nn.Module):
         loss = loss.to(device)
-    inputs, targets = next(iter(DeviceBatches([batch], device)))
+    argument = only_argument(model)
+    inputs, targets = next(iter(DeviceBatches([batch], device, argument=argument)))
     label = label_of(batch)
     is_possible = label in inspect.signature(model.forward).parameters
     if loss == OWN and not is_possible:
@@ -480,15 +484,8 @@ def find_criterion(
     outputs = outputs_of(model, inputs)
     chosen = "classification" if loss is None else loss
     criterion = make_criterion(chosen, outputs, targets)
-    return FoundCriterion(criterion, False, False, guessing_loss(criterion, outputs, targets))
-
-
-def outputs_of(model: nn.Module, inputs: Any) -> Any:
-    """Return the outputs of a model in eval mode; refuse inputs that it cannot take."""
-    args, kwargs = call_arguments(inputs)
-    problem = f"the model cannot take a validation batch {shapes_of(inputs)}"
-    with explaining(problem), trying(model, inputs), torch.no_grad():
-        return model(*args, **kwargs)
+    chance = guessing_loss(criterion, outputs, targets)
+    return FoundCriterion(criterion, False, False, chance, argument)
 
 
 def _does_without(model: nn.Module, inputs: Mapping[str, Any]) -> bool:

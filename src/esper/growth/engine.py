@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from esper.growth.batches import Batches, read_batch
+from esper.growth.batches import Batches
 from esper.kasmina.budget import Portion
 from esper.kasmina.engine import EpochResult, RowWeights, read_weights, take_samples, write_weights
 from esper.kasmina.evaluation import Evaluator, moving_norms
@@ -25,6 +25,7 @@ from esper.kasmina.recalibration import (
     write_statistics,
 )
 from esper.kasmina.signals import unknown_rates
+from esper.kasmina.slots.arguments import only_argument, read_batch, whole_dict
 from esper.kasmina.slots.probe import map_tensors
 from esper.kasmina.state import SlotState
 from esper.leyline.errors import UsageError, warn
@@ -175,7 +176,10 @@ class OwnersEngine:
             return 0
         parameter = next(self.garden.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
-        inputs = (b if isinstance(b, Tensor) else read_batch(b)[0] for b in batches)
+        argument = only_argument(self.garden.model)
+        inputs = (
+            b if isinstance(b, Tensor) else whole_dict(read_batch(b)[0], argument) for b in batches
+        )
         read = first_samples(inputs, most)
         return self.recalibrate([map_tensors(one, lambda t: t.to(device)) for one in read])
 

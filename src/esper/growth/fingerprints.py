@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from esper.growth.batches import Batches, read_batch
+from esper.growth.batches import Batches
+from esper.kasmina.slots.arguments import read_batch
 from esper.leyline.errors import EsperError
 from esper.utils.randomness import random_states, restore_random_states, seeded
 

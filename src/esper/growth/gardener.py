@@ -41,7 +41,8 @@ from esper.leyline.actions import LifecycleOp, decode_actions
 from esper.leyline.config import check_value
 from esper.leyline.controller import Controller
 from esper.leyline.errors import NonFiniteError, UsageError, unknown_name, warn
-from esper.leyline.reasons import Explaining, Why, why_not_grown, why_not_learned
+from esper.leyline.learning import why_not_learned, why_not_learning
+from esper.leyline.reasons import Explaining, Why, why_not_grown
 from esper.leyline.records import DecisionRecord, DeepeningRecord, DepthRecord, EpochRecord
 from esper.leyline.rules import why_full
 from esper.leyline.signals import Signals
@@ -344,6 +345,14 @@ class Gardener:
             if problem:
                 warn(problem)
         return record
+
+    def warn_early(self) -> None:
+        """Warn once, early in the run, if the network has learned nothing yet."""
+        if not self.garden.count_host_parameters():
+            return  # Only its seeds learn.
+        problem = why_not_learning(self.history, self.chance_loss, self.horizon)
+        if problem and not why_not_learning(self.history[:-1], self.chance_loss, self.horizon):
+            warn(problem)
 
     def sizes(self) -> tuple[int, int]:
         """Return the network's trainable parameters and its operations per sample."""

@@ -29,7 +29,8 @@ from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, unknown_name, warn
-from esper.leyline.reasons import decision_line, epoch_line, why_not_learned
+from esper.leyline.learning import why_not_learned, why_not_learning
+from esper.leyline.reasons import decision_line, epoch_line
 from esper.leyline.records import EpochRecord
 from esper.nissa.folder import RunFolder, Which
 from esper.nissa.recorded import Stopped, stop_signals
@@ -152,10 +153,10 @@ def grow(
         out: folder for the run's store, TensorBoard files, checkpoints and report; by default
             nothing is written.
         resume: continue the run in `out`, called with the same arguments, or start it if there is
-            none. `epochs`, `controller`, `keep`, `patience` and the limits may differ
-            (the page Settings lists all that may). 'previous' continues from the checkpoint before
-            the latest. On the CPU the result equals that of an uninterrupted run, provided that
-            `train` depends only on the epoch.
+            none, with a warning. `epochs`, `controller`, `keep`, `patience` and the limits may
+            differ (the page Settings lists all that may). 'previous' continues from the checkpoint
+            before the latest. On the CPU the result equals that of an uninterrupted run, provided
+            that `train` depends only on the epoch.
         overwrite: replace the run in `out`.
         sinks: where to show curves and alarms of a run in `out`, beside its store: 'tensorboard',
             'wandb' (with WANDB_MODE=offline without a server), a registered name, or an object.
@@ -171,7 +172,8 @@ def grow(
 
     Raises:
         UsageError: The request is wrong; the message says what to write instead.
-        KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved.
+        KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved; a
+            second Ctrl-C ends at once with what is saved.
     """
     base = config or GrowthConfig()
     source, given = model if isinstance(model, str | os.PathLike) else checkpoint, model
@@ -246,6 +248,8 @@ def grow(
         out = Path(out).absolute()
         if resume and RunFolder(out).is_run:
             resumed = "previous" if resume == "previous" else "latest"
+        elif resume and not out.exists():
+            warn(f"there is no run in {out} to resume, so a new one starts there")
     show_progress = progress_of(settings.epochs, progress)
 
     @contextmanager
@@ -321,11 +325,17 @@ def carry_out(
                 show(record)
         return growth.finish(), {}
     # A run without a folder loads neither store nor report.
-    from esper.growth.recorded import open_growth
+    from esper.growth.recorded import RecordedGrowth, open_growth
+
+    run: RecordedGrowth | None = None
+
+    def announce(number: int) -> str:
+        now = "finishing the first epoch, then saving" if run is None else run.describe_stop()
+        return f"{now}{'; press Ctrl-C again to stop now' if number == signal.SIGINT else ''}"
 
     with ExitStack() as opened:
         # A signal that comes while the run opens stops it after the first epoch.
-        with stop_signals() as noted:
+        with stop_signals(announce) as noted:
             run = opened.enter_context(
                 open_growth(
                     request,
@@ -337,12 +347,17 @@ def carry_out(
                     on_alarm=on_alarm,
                 )
             )
-            with watch(run.growth) as show:
-                is_done = run.carry_out(show, lambda: bool(noted))
+            try:
+                with watch(run.growth) as show:
+                    is_done = run.carry_out(show, lambda: bool(noted))
+            except KeyboardInterrupt:
+                if not noted or not run.saved_epoch:
+                    raise
+                raise Stopped(run.folder.path, noted[0], run.saved_epoch) from None
         # Everything is saved by now, so a signal stops the program at once.
         if is_done:
             return run.finish(export)
-    raise Stopped(run.folder.path, noted[0], run.growth.gardener.epoch)
+    raise Stopped(run.folder.path, noted[0], run.saved_epoch)
 
 
 def _check(request: GrowRequest) -> None:
@@ -383,9 +398,14 @@ def _check(request: GrowRequest) -> None:
 
 def _warn_at_end(grown: Grown) -> Grown:
     """Warn if the network did not learn or grow, or if a static one would likely do as well."""
+    history, chance = grown.history, grown.summary.chance_loss
     why = [*grown.why, *filter(None, [grown.static_warning])]
+    not_learned = why_not_learned(history, chance)
     if grown.summary.controller == "wait":
-        why = [line for line in [why_not_learned(grown.history, grown.summary.chance_loss)] if line]
+        why = [not_learned] if not_learned else []
+    if why_not_learning(history, chance, int(grown.config.to_mapping()["epochs"])):
+        # A warning has said so early in the run.
+        why = [line for line in why if line != not_learned]
     if why:
         warn(" ".join(why))
     return grown

@@ -238,17 +238,6 @@ class Grown:
     folder: Path | None = None
     """The run folder, if there is one."""
 
-    def __str__(self) -> str:
-        """Return the outcome, and below it the best validation score of each size."""
-        sizes = self.best_by_size
-        if len(sizes) < 2:
-            return repr(self)
-        scores = ", ".join(
-            f"{format_score(size.val_score)} with {size.parameters:,} (epoch {size.epoch})"
-            for size in sizes
-        )
-        return f"{self!r}\nbest validation score by number of parameters: {scores}"
-
     def __repr__(self) -> str:
         """Return the outcome in one line."""
         summary = self.summary
@@ -295,7 +284,11 @@ class Grown:
 
     @property
     def best_by_size(self) -> tuple[SizeRecord, ...]:
-        """The best validation score of each size that the network had, the smallest first."""
+        """The best validation score of each size that the network had, the smallest first.
+
+        Sizes are reached at different epochs, so this does not show what a network that kept its
+        size would have reached: its twin or `compare_static` does.
+        """
         return best_by_size(self.history)
 
     @property

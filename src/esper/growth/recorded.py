@@ -87,6 +87,8 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
         self._generators = generators
         # The first epoch is always saved.
         self._saved_at = -math.inf
+        self.saved_epoch = growth.gardener.epoch if is_saved else 0
+        """The last epoch that is saved; 0 before the first."""
         if growth.best.epoch:
             # The folder may hold the best network of a later checkpoint than this one.
             self._best = self._write_best()
@@ -139,6 +141,17 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
             "best_score": growth.best.score,
         }
         return state, meta, {}
+
+    def save(self) -> None:
+        """Save the best result so far, then a checkpoint."""
+        super().save()
+        self.saved_epoch = self.growth.gardener.epoch
+
+    def describe_stop(self) -> str:
+        """Return what happens before the run stops, as text."""
+        epoch = self.growth.gardener.epoch
+        is_done = self.is_between_steps
+        return f"saving epoch {epoch}" if is_done else f"finishing epoch {epoch + 1}, then saving"
 
     def record_stop(self) -> str:
         """Record that the run stops early; return after which epoch, as text."""

@@ -13,7 +13,7 @@ from dataclasses import astuple
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.growth.batches import (
     Batches,
@@ -22,13 +22,14 @@ from esper.growth.batches import (
     Windows,
     check_batches,
     count_steps,
+    device_of,
     explaining,
     first_batch,
+    generators_of,
     is_empty,
     optimizer_maker,
     refuse_meta,
-    refuse_short_schedule,
-    scheduler_maker,
+    warn_of_left_out,
     warn_of_moving_statistics,
 )
 from esper.growth.budget import RunBudget
@@ -40,6 +41,7 @@ from esper.growth.depth.gardener import DepthGardener
 from esper.growth.gardener import Gardener
 from esper.growth.grown import Deepened, Grown
 from esper.growth.request import AUTO, GrowRequest
+from esper.growth.schedules import check_schedule, scheduler_maker
 from esper.growth.snapshots import KeptNetworks, Recipe, Snapshot
 from esper.growth.static import StaticGardener, paired_difference
 from esper.kasmina.contribution import values_in_points
@@ -53,18 +55,14 @@ from esper.kasmina.recalibration import (
     recalibrate,
 )
 from esper.kasmina.slots.placement import Placed, SlotNames, place_nothing
-from esper.kasmina.slots.suggestion import suggest_slots
-from esper.kasmina.training import (
-    Trainee,
-    build_optimizer,
-    epoch_rates,
-)
+from esper.kasmina.slots.suggestion import refuse_unteachable, suggest_slots
+from esper.kasmina.training import Trainee, build_optimizer, epoch_rates
 from esper.kasmina.wrapping import refuse_unsuitable
 from esper.leyline.errors import OwnCodeError, UsageError, warn
 from esper.leyline.reasons import static_warning, why_not_grown
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end, stacks_at_end
 from esper.utils.process import choose_device
-from esper.utils.randomness import drawing
+from esper.utils.randomness import drawing, undisturbed
 
 
 class GrowthLoop:
@@ -74,7 +72,7 @@ class GrowthLoop:
         """Wrap the model; nothing is trained yet."""
         config, model, train, axes = request.config, request.model, request.train, request.axes
         self.name, self.controller_name = request.name, request.controller_name
-        self.device = _device_of(model) if request.device is None else choose_device(request.device)
+        self.device = device_of(model) if request.device is None else choose_device(request.device)
         refuse_meta(model)
         refuse_unsuitable(model)
         self._recipe = Recipe.of(request)
@@ -89,10 +87,8 @@ class GrowthLoop:
         judged = find_criterion(model, request.loss, batch, self.device)
         config = config.replace(gardener=config.gardener.with_task_facts(**judged.facts))
         self.config = config
-        criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
-        self.example_input, _ = next(
-            iter(DeviceBatches([batch], self.device, keeps_label=keeps_label))
-        )
+        criterion = judged.criterion
+        self.example_input, _ = next(iter(judged.moved([batch], self.device)))
         places: SlotNames | Placed = request.slots
         if request.placed is not None:
             places, axes = request.placed, None
@@ -101,6 +97,8 @@ class GrowthLoop:
         elif request.slots == AUTO:
             found = suggest_slots(model, self.example_input, axes=axes)
             places, axes = list(found), found.axes
+        else:
+            refuse_unteachable(model, request.slots, self.example_input)
         garden = Garden(
             model,
             places,
@@ -112,7 +110,9 @@ class GrowthLoop:
             garden.sync(request.planted)
         warn_of_moving_statistics(model)
         self._train = train
-        self._keeps_label = judged.trains_with_labels
+        # The twin leaves the random numbers alone from which the network's batches are drawn.
+        self._generators = [*generators_of(request.train), *generators_of(request.val)]
+        self._judged = judged
         self._val = judged.evaluator(request.val, self.device)
         self._test = None
         if request.test is not None:
@@ -148,6 +148,7 @@ class GrowthLoop:
             self._optimizer_of = optimizer_maker(request.optimizer, model)
         self.gardener.optimizer(lambda _: self._optimizer_of(garden))
         assert self.gardener.carried is not None
+        warn_of_left_out(self.gardener.carried.optimizer, model)
         self.parameters_before, self.flops_before = self.gardener.sizes()
         self.trainee = Trainee(
             garden,
@@ -158,7 +159,7 @@ class GrowthLoop:
             scheduler=scheduler_maker(request.scheduler, request.optimizer),
             scheduler_every=request.scheduler_every,
         )
-        refuse_short_schedule(self.trainee.scheduler, request.scheduler_every, config.epochs, train)
+        check_schedule(self.trainee.scheduler, request.scheduler_every, config.epochs, train)
         self._rewarm: Rewarm | None = None
         if config.rewarm:
             self._rewarm = Rewarm.of(config.rewarm, train, config.epochs)
@@ -230,7 +231,8 @@ class GrowthLoop:
             self._recalibrate()
             twin_score = None
             if self.twin is not None:
-                twin_score = _score(self._val, self.twin.garden)
+                with undisturbed(self._generators):
+                    twin_score = _score(self._val, self.twin.garden)
                 self._kept.take_twin(self.twin.garden, twin_score, self.gardener.epoch + 1)
             is_own_twin = self.config.twin and self.twin is None
             record = self.gardener.step(
@@ -243,6 +245,7 @@ class GrowthLoop:
                 before_action=self._fork_twin if is_own_twin else None,
             )
             self._seconds += time.monotonic() - start
+            self.gardener.warn_early()
             yield record
 
     def finish(self) -> Grown:
@@ -374,7 +377,8 @@ class GrowthLoop:
             for twin in networks[1:]:
                 twin_sample = self._sample()
                 share = self.budget.twin_share(epoch, twin.garden.count_flops())
-                self._train_on(share, epoch, [twin], twin_sample)
+                with undisturbed(self._generators):
+                    self._train_on(share, epoch, [twin], twin_sample)
         if not trained:
             self._stop_early(epoch - 1)
             return None
@@ -416,7 +420,7 @@ class GrowthLoop:
         return number + 1
 
     def _moved(self, batches: Batches, name: str = "training") -> DeviceBatches:
-        return DeviceBatches(batches, self.device, keeps_label=self._keeps_label, name=name)
+        return self._judged.moved(batches, self.device, name, is_training=True)
 
     def _statistics_samples(self) -> int:
         """Return the most samples for BatchNorm statistics; 0 in a model without such layers."""
@@ -483,11 +487,6 @@ class GrowthLoop:
         if self.budget is not None:
             self.budget.fork_twin()
         self._kept.fork()
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    parameter = next(model.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
 
 
 def _score(evaluator: BatchEvaluator, garden: Garden) -> float:

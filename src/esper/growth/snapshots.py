@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from esper.growth.config import Keep
 from esper.growth.request import GrowRequest
 from esper.kasmina.garden import Garden
-from esper.leyline.errors import UsageError, describe_exception
+from esper.leyline.errors import NonFiniteError, UsageError, describe_exception
 from esper.leyline.records import EpochRecord
 
 
@@ -42,7 +42,11 @@ class Snapshot:
 
     def write_to(self, garden: Garden) -> None:
         """Load this network into a garden."""
-        assert self.weights is not None, "an epoch was measured"
+        if self.weights is None:
+            raise NonFiniteError(
+                "the validation loss was not finite in any epoch; lower the learning rate, clip "
+                "gradients or check the data"
+            )
         garden.load_state_dict(self.weights)
 
     def state_dict(self) -> dict[str, Any]:

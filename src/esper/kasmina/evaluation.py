@@ -231,8 +231,9 @@ class BatchEvaluator:
                 # not the reason, the plain pass below raises the same error.
                 reason = reason_of(error)
                 problem = (
-                    f"the model fails when the batch becomes longer at a slot ({reason}), for "
-                    "example because of a mask or a shortcut around it"
+                    f"the model cannot run them together as one longer batch ({reason}), for "
+                    "example because a mask or a shortcut around a slot has the length of the "
+                    "original batch"
                 )
         found = self._measure_apart(garden, configurations, batch, limit)
         self._note(garden, configurations, problem)
@@ -280,8 +281,10 @@ class BatchEvaluator:
         """Remember why these slots are not measured in shared passes, and warn once."""
         if not self._problems:
             warn(
-                f"each validation takes up to {len(configurations)} passes instead of one, because "
-                f"{problem}; write ablate_every=5 to measure seeds in every fifth epoch only"
+                f"each validation takes up to {len(configurations)} passes over the data instead "
+                f"of one (the network, and again without each seed, to measure it), because "
+                f"{problem}; results are the same, and ablate_every=5 measures seeds in every "
+                "fifth epoch only"
             )
         self._problems.setdefault(_key(garden, configurations), problem)
 

@@ -17,6 +17,7 @@ from torch.utils import flop_counter as of_torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from esper.kasmina.slots.arguments import example_inputs
 from esper.kasmina.slots.probe import call_arguments, evaluating, tensors_in
 from esper.leyline.errors import warn
 from esper.utils.randomness import drawing
@@ -282,7 +283,7 @@ def forward_flops(
     module: nn.Module, example: Any, kwargs: Mapping[str, Any] | None = None
 ) -> FlopCount:
     """Do what `count_flops` does, without the warning about uncounted operators."""
-    args, named = call_arguments(example)
+    args, named = call_arguments(example_inputs(module, example))
     named |= dict(kwargs or {})
     with counting(module) as count, _untouched(module, (args, named)), torch.no_grad():
         module(*args, **named)

@@ -207,14 +207,18 @@ def start_tracking(
 def track_epoch(
     state: TrackerState, loss: Tensor, score: Tensor, config: TrackerConfig
 ) -> TrackerState:
-    """Record one epoch's validation loss and score, float64 [R]."""
-    first_loss = torch.where(state.epoch == 0, loss, state.first_loss)
-    best_loss = torch.minimum(state.best_loss, loss)
+    """Record one epoch's validation loss and score, float64 [R].
+
+    What is not finite is part of the histories, but is neither the first nor the best of a row.
+    """
+    known = torch.isfinite(loss) & torch.isfinite(score)
+    first_loss = torch.where(state.first_loss.isnan() & known, loss, state.first_loss)
+    best_loss = torch.where(known, torch.minimum(state.best_loss, loss), state.best_loss)
     # Where the score is a negative loss, half a point means half a percent of the best loss.
     margin = torch.where(
         score < 0, state.best_score.abs() * config.plateau_points / 100, config.plateau_points
     )
-    stuck = (score - state.best_score) < margin
+    stuck = ((score - state.best_score) < margin) | ~known
     progress = torch.maximum(first_loss - best_loss, LEAST_PROGRESS * first_loss.abs())
     # The mean gain of the last epochs; NaN, which compares false, until there are enough.
     gain = (state.loss_history[:, -_SPAN] - loss) / _SPAN / progress
@@ -226,7 +230,7 @@ def track_epoch(
         score_history=torch.cat([state.score_history[:, 1:], score[:, None]], 1),
         first_loss=first_loss,
         best_loss=best_loss,
-        best_score=torch.maximum(state.best_score, score),
+        best_score=torch.where(known, torch.maximum(state.best_score, score), state.best_score),
         plateau_epochs=torch.where(
             stuck, state.plateau_epochs + 1, torch.zeros_like(state.plateau_epochs)
         ),

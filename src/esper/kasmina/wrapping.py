@@ -169,8 +169,8 @@ def refuse_unsuitable(model: nn.Module) -> None:
             )
     if any(slot.seed is not None for slot in slots_behind(model)):
         raise SlotError(
-            "the model already grows in another Garden, whose seeds stay active in it; "
-            "use that garden, garden.bake() or a model built anew"
+            "the model already grows: seeds of an earlier run or Garden are active in it; build "
+            "the model anew, or give its plain copy, grown.bake() or garden.bake()"
         )
 
 

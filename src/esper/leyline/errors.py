@@ -120,6 +120,35 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     return UnknownNameError(f"unknown {kind} {name!r}{instead(name, sorted(known))}")
 
 
+# ---- Options as the user writes them: on the command line, or in Python
+
+
+_PYTHON = {"resume": "resume=True", "overwrite": "overwrite=True", "out": "out=..."}
+_is_command = False
+"""Whether the user runs a command of Esper."""
+
+
+@contextmanager
+def as_command() -> Iterator[None]:
+    """Within the block, messages name options as on the command line."""
+    global _is_command  # Not a context variable: writer threads have messages too.
+    before, _is_command = _is_command, True
+    try:
+        yield
+    finally:
+        _is_command = before
+
+
+def is_command() -> bool:
+    """Return whether the user runs a command of Esper."""
+    return _is_command
+
+
+def option(name: str) -> str:
+    """Return an option as the user writes it: `--resume`, or `resume=True` in Python."""
+    return f"--{name}" if _is_command else _PYTHON[name]
+
+
 # ---- Exceptions from a user's model, loss or loader, in one line with the place and advice
 
 
@@ -140,8 +169,13 @@ _ADVICE = (
         "class labels are whole numbers of 64 bits: give targets.long()",
     ),
     (
+        r"expected scalar type \w+ but found \w+|mixed dtype|RNN input dtype",
+        "weights and inputs must have the same type: give inputs as "
+        "x.to(next(model.parameters()).dtype), or convert the model, as by model.float()",
+    ),
+    (
         r"must be Tensor, not|numpy\.ndarray|Input type \(.*\) and (bias|weight) type"
-        r"|must have the same dtype",
+        r"|have the same dtype",
         "give tensors of the model's own type, as by torch.as_tensor(x, dtype=torch.float32)",
     ),
     (
@@ -160,6 +194,16 @@ _ADVICE = (
 )
 """Advice for common errors of PyTorch, by pattern."""
 
+_TWO_DTYPES = re.compile(
+    r"mat1 and mat2 must have the same dtype, but got (\S+) and (\S+)"
+    r"|m1 and m2 to have the same dtype, but got: (\S+) != (\S+)"
+    r"|Input type \((.*?)\) and (?:bias|weight) type \((.*?)\)"
+)
+"""Errors of PyTorch that name the type of an input and that of a weight."""
+
+_DTYPES = {"bfloat16": "bfloat16", "double": "float64", "half": "float16", "float": "float32"}
+"""Names of types by what PyTorch's errors call them; the first that occurs counts."""
+
 _NOT_USERS = tuple(
     str(path)
     for path in (
@@ -174,8 +218,27 @@ def describe_exception(error: Exception) -> str:
     """Return an exception in one line: its class, its message, its place in user code, advice."""
     message = reason_of(error)
     shown = message if len(message) <= _LONGEST else f"{message[:_LONGEST]} …"
-    advice = next((f"; {text}" for pattern, text in _ADVICE if re.search(pattern, message)), "")
+    advice = _dtype_advice(message)
+    advice = advice or next((text for pattern, text in _ADVICE if re.search(pattern, message)), "")
+    advice = f"; {advice}" if advice else ""
     return f"{type(error).__name__}: {shown}{_place_of(error)}{advice}"
+
+
+def _dtype_advice(message: str) -> str:
+    """Return advice where a message names the types of an input and of a weight, else ""."""
+    match = _TWO_DTYPES.search(message)
+    if match is None:
+        return ""
+    names = [name.lower() for name in match.groups() if name]
+    given, own = (next((_DTYPES[key] for key in _DTYPES if key in name), None) for name in names)
+    if own is None:
+        return ""
+    if given is None:
+        return f"give tensors of the model's own type, as by x.to(torch.{own})"
+    return (
+        f"the weights are torch.{own} and the inputs torch.{given}: give inputs as "
+        f"x.to(torch.{own}), or convert the model by model.to(torch.{given})"
+    )
 
 
 def _place_of(error: Exception) -> str:

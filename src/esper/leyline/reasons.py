@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
+from esper.leyline.learning import why_not_learned
 from esper.leyline.records import (
     DEEPEN,
     DecisionRecord,
@@ -40,6 +41,7 @@ class Why(StrEnum):
     DEVELOPING = "a seed was developing"
     LEARNED = "it expected nothing from a seed"
     SHORT_RUN = "the run is much shorter than those it has learned in"
+    NOT_FINITE = "the validation loss was not finite"
     HARM = "it did harm"
     RANSOM = "the network had only come to depend on it"
     WORTHLESS = "it was worth too little"
@@ -56,21 +58,15 @@ ADVICE: dict[Why, str] = {
     Why.SHORT_RUN: "train for more epochs, or let a rule decide (controller='trial')",
     Why.STEEP: "train for more epochs: depth pays once the loss falls slowly",
     Why.RISING: "train on more data: a deeper network learns what there is by heart even sooner",
+    Why.NOT_FINITE: "lower the learning rate, clip gradients or check the data",
     Why.DEVELOPING: "train for more epochs: the last seed had not been blended in",
 }
 
+_CHANGE = "To change that:"
 _PRUNED = (
     "name other slots (esper.suggest_slots), or let another controller decide, unless the network "
     "has all it needs"
 )
-_FEW_EPOCHS = 10
-"""A run with fewer epochs is never reported as not learning."""
-_LEARNED = 0.98
-"""Share of the loss of guessing below which a network has learned something."""
-_FALLEN = 0.001
-"""Share of its first value by which the loss of a learning network falls at least."""
-_MARGIN = 0.1
-"""Share of the way from guessing to a perfect score that counts as luck."""
 _BLENDED = 0.9
 """Share of its amplitude from which a seed counts as blended in."""
 
@@ -86,41 +82,6 @@ class Explaining(Protocol):
 def is_grown(seeds: Sequence[SeedRecord]) -> bool:
     """Return whether any seed is part of the network at the end."""
     return any(seed.fate not in ("pruned", "dropped") for seed in seeds)
-
-
-def why_not_learned(history: Sequence[EpochRecord], chance_loss: float | None) -> str:
-    """Return a sentence if a network never became better than guessing, else an empty string.
-
-    If the loss of guessing is not known, the sentence is about a loss that never fell.
-
-    Args:
-        history: all epochs of a run.
-        chance_loss: loss of a network that only guesses; None if it is not known.
-    """
-    losses = [record.val_loss for record in history if math.isfinite(record.val_loss)]
-    if len(losses) < _FEW_EPOCHS:
-        return ""
-    if not chance_loss:
-        if min(losses) < losses[0] - _FALLEN * abs(losses[0]):
-            return ""
-        return (
-            f"The validation loss did not fall: it was {losses[0]:.4g} after the first epoch and "
-            f"{min(losses):.4g} at best in {len(losses)}; check the data, the loss and the "
-            "learning rate before anything grows."
-        )
-    scores = [record.val_score for record in history]
-    guessed = math.exp(-chance_loss)
-    # Overconfident wrong answers raise the loss of a network that does learn: look at scores too.
-    is_score_of_chance = all(
-        is_loss(score) or score <= 100.0 * (guessed + _MARGIN * (1.0 - guessed)) for score in scores
-    )
-    if min(losses) < _LEARNED * chance_loss or not (is_score_of_chance or len(set(scores)) == 1):
-        return ""
-    return (
-        f"The network did not learn: its best validation loss in {len(losses)} epochs was "
-        f"{min(losses):.4g}, and guessing gives {chance_loss:.4g}; check the data, the loss and "
-        "the learning rate before anything grows."
-    )
 
 
 def why_not_grown(
@@ -154,6 +115,9 @@ def why_not_grown(
         for seed in idle
     ]
     not_grown = _why_not_grown(history, seeds, idle, kept_epoch, stopped)
+    if not_learned:
+        # Other slots or more epochs are no remedy for a network that does not learn.
+        not_grown = tuple(line for line in not_grown if not line.startswith(_CHANGE))
     return tuple(filter(None, (not_learned, *no_effect, *not_grown)))
 
 
@@ -216,7 +180,7 @@ def _why_not_grown(
         advice = ADVICE[Why.DEVELOPING]
     elif pruned or idle:
         advice = _PRUNED
-    return (*lines, f"To change that: {advice}.") if advice else tuple(lines)
+    return (*lines, f"{_CHANGE} {advice}.") if advice else tuple(lines)
 
 
 def _unfinished_lines(history: Sequence[EpochRecord], kept_epoch: int | None) -> tuple[str, ...]:
@@ -231,7 +195,7 @@ def _unfinished_lines(history: Sequence[EpochRecord], kept_epoch: int | None) ->
         if slot.stage == SeedStage.BLENDING.name and _is_half_blended(slot)
     ]
     advice = "train for more epochs" if is_last else "train for more epochs, or keep='last'"
-    return (*lines, f"To change that: {advice}.") if lines else ()
+    return (*lines, f"{_CHANGE} {advice}.") if lines else ()
 
 
 def _stopped_lines(last: EpochRecord, stopped: str) -> tuple[str, ...]:
@@ -388,12 +352,14 @@ def format_score(score: float) -> str:
 
 
 def format_contribution(value: float, se: float | None = None) -> str:
-    """Return a contribution with its standard error, with more digits for small ones."""
+    """Return a contribution with its standard error, both with as many decimals as the error has.
 
-    def figures(number: float, sign: str = "") -> str:
-        return f"{number:{sign}.2f}" if abs(number) >= 0.01 or not number else f"{number:{sign}.2g}"
-
-    return figures(value, "+") + ("" if se is None else f" ± {figures(se)}")
+    Those are two, and more if the error, or without one the value, is small.
+    """
+    decides = abs(se or value)
+    small = 0.0 < decides < 0.01
+    decimals = 1 - math.floor(math.log10(decides)) if small else 2
+    return f"{value:+.{decimals}f}" + ("" if se is None else f" ± {se:.{decimals}f}")
 
 
 def format_gain(score: float, twin: float) -> str:
@@ -439,13 +405,13 @@ def static_warning(
         return ""
     value, se = all_off if val_gain is None else val_gain
     if not value > 2 * se:
-        told = format_contribution(value, se)
-        reason = f"the validation gain over the twin is {told}"
+        gain, error = format_contribution(value, se).split(" ± ")
+        unit = "" if is_loss(summary.val_score) else " points"
+        reason = f"the validation gain over the twin is {gain}{unit}"
         if val_gain is None:
-            change = f"fall by only {told.removeprefix('+')}"
-            if value < 0:
-                change = f"rise by {format_contribution(-value, se).removeprefix('+')}"
-            reason = f"without its seeds the validation score would {change}"
+            change = f"rise by {gain[1:]}" if value < 0 else f"fall by only {gain[1:]}"
+            reason = f"without its seeds the validation score would {change}{unit}"
+        reason += f" (standard error {error})"
     elif (grown_by := _grown_by(history, summary)) <= _EARLY * summary.epochs:
         reason = (
             f"all seeds were in place by epoch {grown_by} of {summary.epochs}, and from then on a "

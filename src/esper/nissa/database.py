@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from esper.leyline.errors import CheckpointError
+from esper.leyline.errors import CheckpointError, option
 from esper.nissa.columns import TABLES, VIEWS, Table, View
 from esper.nissa.schema import SCHEMA_VERSION
 from esper.utils.files import refuse_link
@@ -95,8 +95,9 @@ class TimeLimit:
         return int(self.is_late or self.is_abandoned)
 
 
-CHECKPOINT_KEPT = "; the last checkpoint is intact, then continue with --resume"
-"""End of messages about rows that could not be written."""
+def checkpoint_kept() -> str:
+    """Return the end of messages about rows that could not be written."""
+    return f"; the last checkpoint is intact, then continue with {option('resume')}"
 
 
 class StoreError(CheckpointError):

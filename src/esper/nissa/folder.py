@@ -20,7 +20,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from esper.leyline.errors import CheckpointError, ConfigError, EsperError, UsageError, reason_of
+from esper.leyline.errors import (
+    CheckpointError,
+    ConfigError,
+    EsperError,
+    UsageError,
+    option,
+    reason_of,
+)
 from esper.nissa.database import LOCK_FILE, STORE_FILES
 from esper.nissa.listing import COMMAND
 from esper.utils.files import WriterLock, append_to, atomic_write_text, refuse_link, sync_folder
@@ -124,7 +131,8 @@ class RunFolder:
         if not os.path.isdir(self.path):
             what = "is a file, not" if os.path.exists(self.path) else "is not there, so it is not"
             raise UsageError(
-                f"{self.path} {what} a run folder; give the --out of a run that was started"
+                f"{self.path} {what} a run folder; give the {option('out')} of a run that was "
+                "started"
             )
         path = self.path / SETTINGS
         try:
@@ -132,7 +140,7 @@ class RunFolder:
         except FileNotFoundError:
             raise UsageError(
                 f"{self.path} is not a run folder (it has no config.yaml); "
-                "give the --out of a run that was started"
+                f"give the {option('out')} of a run that was started"
             ) from None
         except (OSError, ConfigError) as error:
             reason = reason_of(error)
@@ -175,7 +183,7 @@ class RunFolder:
         except OSError as error:
             raise CheckpointError(
                 f"cannot write {self.path / 'log.txt'}: {error.strerror}; free some space or make "
-                "the folder writable, then continue with --resume"
+                f"the folder writable, then continue with {option('resume')}"
             ) from None
 
     @contextmanager
@@ -188,24 +196,26 @@ class RunFolder:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
                 f"cannot create the run folder {self.path}: {reason}; "
-                "give a folder you may write to with --out"
+                f"give a folder you may write to with {option('out')}"
             ) from None
 
     def _refuse_taken(self, overwrite: bool) -> None:
         """Refuse a folder whose content may not be replaced."""
         if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"{self.path} is a file; give a folder for the run with --out")
+            raise UsageError(
+                f"{self.path} is a file; give a folder for the run with {option('out')}"
+            )
         if not self.path.exists() or all(_is_nothing(entry.name) for entry in self.path.iterdir()):
             return
         if not self.is_run:
             raise UsageError(
-                f"{self.path} is not empty and no run folder; give another folder with --out"
+                f"{self.path} is not empty and no run folder; give another folder with "
+                f"{option('out')}"
             )
         if not overwrite:
             raise UsageError(
-                f"{self.path} is not empty; continue it with --resume, replace it with "
-                "--overwrite, or give another folder with --out (in Python: resume=True, "
-                "overwrite=True, out=...)"
+                f"{self.path} is not empty; continue it with {option('resume')}, replace it with "
+                f"{option('overwrite')}, or give another folder with {option('out')}"
             )
 
     def _refuse_links(self) -> None:
@@ -330,7 +340,8 @@ class Checkpoints:
         except OSError as error:
             raise CheckpointError(
                 f"cannot save a checkpoint in {self.folder}: {error.strerror or error}; the last "
-                "one is untouched; free some space or make the folder writable, then --resume"
+                "one is untouched; free some space or make the folder writable, then continue "
+                f"with {option('resume')}"
             ) from error
 
     def load(self, which: Which = "latest") -> dict[str, Any] | None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from esper.leyline.errors import CheckpointError, UsageError, warn
+from esper.leyline.errors import CheckpointError, UsageError, is_command, warn
 from esper.leyline.records import Plain
 from esper.nissa.folder import Checkpoints, RunFolder, RunKind, Write
 from esper.nissa.schema import EventKind
@@ -79,17 +80,31 @@ class RunInputs(Plain):
         for name, checksum in self.contents.items():
             before = str(contents.get(name, checksum))
             if before != checksum and name not in changed:
-                shown = "" if _CHECKSUM.fullmatch(checksum) else f" (was {before}, is {checksum})"
+                shown = "" if _CHECKSUM.fullmatch(checksum) else f" ({_changes(before, checksum)})"
                 again = f" or accept the present one with --set {name}=...,"
                 raise UsageError(
                     f"the {name} of {run} changed since it was saved{shown}; restore it,"
-                    f"{again if name in SETTABLE else ''} or start a new run"
+                    f"{again if name in SETTABLE and is_command() else ''} or start a new run"
                 )
         return {
             name: (str(versions[name]), now)
             for name, now in self.versions.items()
             if versions.get(name, now) != now
         }
+
+
+_PAIR = re.compile(r"'(\w+)': '([^']*)'")
+
+
+def _changes(before: str, now: str) -> str:
+    """Return how two descriptions differ: of two dicts only the entries that do."""
+    pairs = [dict(_PAIR.findall(text)) for text in (before, now)]
+    kinds = [_PAIR.sub("", text) for text in (before, now)]
+    if kinds[0] == kinds[1] and pairs[0].keys() == pairs[1].keys():
+        changed = [name for name in pairs[0] if pairs[0][name] != pairs[1][name]]
+        if changed:
+            return ", ".join(f"{n} was {pairs[0][n]}, is {pairs[1][n]}" for n in changed)
+    return f"was {before}, is {now}"
 
 
 def describe_versions(differences: Mapping[str, tuple[str, str]]) -> str:
@@ -114,12 +129,12 @@ class Stopped(KeyboardInterrupt):
     Args:
         run: The run folder.
         signal: The first signal.
-        epoch: The last epoch that was done.
+        epoch: The last epoch that was saved.
     """
 
     def __init__(self, run: Path, signal: int, epoch: int) -> None:
         """Create the error, with how to continue the run."""
-        super().__init__(f"{run} is saved; continue it with resume=True")
+        super().__init__(f"{run} is saved up to epoch {epoch}; continue it with resume=True")
         self.signal, self.epoch = signal, epoch
 
 
@@ -153,6 +168,8 @@ class RecordedRun(ABC, Generic[Step]):
         self._save_every_s = save_every_s
         self._saved_at = time.monotonic()
         self._is_saved = is_saved
+        self.is_between_steps = False
+        """Whether a step is done and the next has not begun: it is recorded, saved, shown."""
         self._best: Write | None = None
         """Writes `checkpoints/best`, if there is something better than what is saved."""
 
@@ -197,7 +214,7 @@ class RecordedRun(ABC, Generic[Step]):
             is_stopped: Called after every step; True saves the state and stops.
         """
         for step in self.steps():
-            self._is_saved = False
+            self.is_between_steps, self._is_saved = True, False
             self.record(step)
             self._best = self.best(step) or self._best
             if self.is_due(step):
@@ -209,6 +226,7 @@ class RecordedRun(ABC, Generic[Step]):
                 self._is_saved &= self.is_done == was_done
             if is_stopped():
                 break
+            self.is_between_steps = False
         # Not twice: `previous` must be older than `latest`.
         if not self._is_saved:
             self.save()
@@ -282,12 +300,26 @@ def _is_ours(number: int) -> bool:
     return handler == signal.SIG_DFL
 
 
+def _print_at_once(line: str) -> None:
+    """Print a line to standard error from within a signal handler."""
+    # Below a progress bar and the terminal's own ^C.
+    start = "\n" if sys.stderr is not None and sys.stderr.isatty() else ""
+    # A handler may interrupt a write to the same stream, which Python refuses, or find it closed.
+    with suppress(RuntimeError, OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{start}{line}\n")
+        sys.stderr.flush()
+
+
 @contextmanager
-def stop_signals() -> Iterator[list[int]]:
+def stop_signals(announce: Callable[[int], str] | None = None) -> Iterator[list[int]]:
     """Within the block, collect `STOP_SIGNALS` in the yielded list instead of stopping at once.
 
     Only the main thread can do this; in others the list stays empty. Signals that are ignored (by
     `nohup`) or that the program handles itself are left alone.
+
+    Args:
+        announce: Returns what is printed to standard error when the first signal, its argument,
+            comes.
 
     Raises:
         KeyboardInterrupt: A second signal came later: the user does not want to wait.
@@ -301,6 +333,8 @@ def stop_signals() -> Iterator[list[int]]:
         if not noted:
             noted.append(number)
             first = now
+            if announce is not None:
+                _print_at_once(announce(number))
         elif now - first > SAME_REQUEST_S:
             raise KeyboardInterrupt
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from esper.leyline.errors import UsageError, reason_of
+from esper.leyline.errors import UsageError, option, reason_of
 from esper.nissa.columns import TABLE_OF, TABLES, Row
 from esper.nissa.database import (
     ANSWER_S,
@@ -149,7 +149,7 @@ class RunStore:
         if not self._lock.is_in_place:
             raise StoreError(
                 f"{folder} was moved or removed while the run was writing to it; put it back and "
-                "continue from its last checkpoint with --resume"
+                f"continue from its last checkpoint with {option('resume')}"
             )
         try:
             is_same = self.path.stat().st_ino == self._inode
@@ -158,7 +158,8 @@ class RunStore:
         if not is_same:
             raise StoreError(
                 f"{self.path} was moved or removed while the run was writing to it; put it back, "
-                "or leave it away to go on without what it held; then continue with --resume"
+                "or leave it away to go on without what it held; then continue with "
+                f"{option('resume')}"
             )
 
     def flush(self) -> None:

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from esper.nissa.columns import TABLES, Row, Table, json_text, plain_value
-from esper.nissa.database import CHECKPOINT_KEPT, StoreError, cannot
+from esper.nissa.database import StoreError, cannot, checkpoint_kept
 
 # ---- Encoding records as rows, and the statements that insert them
 
@@ -122,7 +122,7 @@ def write_rows(
             for table_name, values in rows.items():
                 insert_rows(connection, TABLES[table_name], values)
     except sqlite3.Error as error:
-        raise cannot(f"write the store {name}", error, CHECKPOINT_KEPT) from error
+        raise cannot(f"write the store {name}", error, checkpoint_kept()) from error
 
 
 def insert_rows(connection: sqlite3.Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
@@ -350,7 +350,7 @@ class Writer:
         except BaseException as error:
             self._fail(
                 f"the writer of the store {self._name} stopped "
-                f"({type(error).__name__}: {error}){CHECKPOINT_KEPT}"
+                f"({type(error).__name__}: {error}){checkpoint_kept()}"
             )
         finally:
             self._connection.close()
@@ -422,7 +422,7 @@ class Writer:
         except StoreError as error:
             command.error = error
         except sqlite3.Error as error:
-            command.error = cannot(f"write the store {self._name}", error, CHECKPOINT_KEPT)
+            command.error = cannot(f"write the store {self._name}", error, checkpoint_kept())
         finally:
             command.done.set()
 

@@ -121,3 +121,13 @@ def restore_random_states(
     torch.set_rng_state(states["pytorch"])
     for each, state in zip(generators, states["others"], strict=True):
         each.set_state(state)
+
+
+@contextmanager
+def undisturbed(generators: Sequence[torch.Generator] = ()) -> Iterator[None]:
+    """Restore the states of the global generators, and of these, after a block."""
+    states = random_states(generators)
+    try:
+        yield
+    finally:
+        restore_random_states(states, generators)

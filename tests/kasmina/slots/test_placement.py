@@ -201,7 +201,7 @@ def test_a_model_that_another_garden_has_grown_is_refused() -> None:
     # Nothing has grown: wrapping it anew is harmless.
     Garden(model, ["a"], X)
     assert garden.germinate("a", "norm")
-    with pytest.raises(SlotError, match="already grows in another Garden"):
+    with pytest.raises(SlotError, match="already grows: seeds of an earlier run or Garden"):
         Garden(model, ["b"], X)
 
 
@@ -212,7 +212,7 @@ def test_a_model_that_another_garden_has_grown_is_refused() -> None:
         (torch.zeros(2, 5), "[2, 5]: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
         (X.long(), "[2, 4]: RuntimeError: "),
         (X.numpy(), "ndarray: TypeError: "),
-        ((X, torch.zeros(2)), "([2, 4], [2]): TypeError: "),
+        ((X, X, torch.zeros(2)), "([2, 4], [2, 4], [2]): TypeError: "),
         ({"image": X}, "{image: [2, 4]}: TypeError: "),
     ],
     ids=["shape", "type", "array", "pair", "name"],

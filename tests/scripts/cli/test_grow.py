@@ -625,7 +625,8 @@ def test_a_second_signal_stops_at_once(
         patch.setattr(recorded, "SAME_REQUEST_S", -1.0)
         said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 130
-    assert said.err.splitlines()[-1] == "esper: interrupted"
+    last = said.err.splitlines()[-1]
+    assert last == "interrupted after epoch 1; continue with: esper grow --resume --out run"
     assert len(history_of(tmp_path / "run")) == 1
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
     assert command("grow", "--resume", "--out", "run").code == 0

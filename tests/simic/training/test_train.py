@@ -86,7 +86,7 @@ def test_a_run_is_prolonged_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "not empty; continue it with --resume.*in Python: resume=True"),
+        ({}, "not empty; continue it with resume=True, replace it with overwrite=True, or give"),
         ({"resume": True, "overwrite": True}, "give one of them"),
         ({"resume": True, "recipe": "digits"}, "started from the recipe 'smoke', not 'digits'"),
         ({"resume": True, "rows": 3}, "rows is 2 in this run and cannot become 3"),

@@ -554,3 +554,36 @@ def test_a_traveller_says_why(traveller: Policy) -> None:
     assert all(each.feature in {*labels, *slots} for each in told.contributors)
     assert set(told.probabilities["slot"]) == {"r0c0", "r0c1"}
     assert len(told.lines()) >= 3
+
+
+# ---------------------------------------------------------------------------- losses not finite
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_row_whose_loss_is_not_finite_waits_and_the_others_do_not_notice(
+    policy: Policy, traveller: Policy, value: float, greedy: bool
+) -> None:
+    for one in (policy, traveller):
+        calm, struck = (LearnedController(one, CONTEXT, greedy=greedy) for _ in range(2))
+        calm.reset(3, "cpu")
+        struck.reset(3, "cpu")
+        for seed in range(6):
+            signals, masks = situation(3, seed=seed)
+            signals = replace(signals, rolled_back=torch.zeros(3, dtype=torch.bool))
+            spoiled = signals
+            if seed == 3:
+                loss, history = signals.val_loss.clone(), signals.loss_history.clone()
+                loss[1] = history[1, -1] = value
+                spoiled = replace(signals, val_loss=loss, val_score=-loss, loss_history=history)
+                signals = replace(signals, val_score=-signals.val_loss)
+                before = struck.state_dict()
+            expected, found = calm.act(signals, masks), struck.act(spoiled, masks)
+            check_actions(found, masks)
+            for head in HEAD_NAMES:
+                assert torch.equal(found[head][[0, 2]], expected[head][[0, 2]])
+            if seed == 3:
+                assert int(found["op"][1]) == LifecycleOp.WAIT
+                assert struck.reasons()[1] == Why.NOT_FINITE
+                assert torch.equal(struck.state_dict()["state"][:, 1], before["state"][:, 1])
+        assert bool(struck.state_dict()["state"].isfinite().all())

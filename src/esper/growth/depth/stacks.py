@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from esper.growth.depth.blocks import Output, learn_output
 from esper.kasmina.calls import Call, has_residual_path, is_plain, watch
+from esper.kasmina.slots.arguments import example_inputs
 from esper.kasmina.slots.probe import call_arguments, shapes_of, tensors_in
 from esper.leyline.errors import UsageError, describe_exception
 from esper.utils.randomness import drawing
@@ -171,7 +172,7 @@ def find_stacks(model: nn.Module, example: Any) -> dict[str, int]:
 
 def find_by_example(model: nn.Module, example: Any) -> FoundStacks:
     """Find stacks on an example; refuse one that the model cannot take."""
-    args, kwargs = call_arguments(example)
+    args, kwargs = call_arguments(example_inputs(model, example))
     try:
         return find(model, args, kwargs)
     except Exception as error:

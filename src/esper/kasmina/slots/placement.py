@@ -14,6 +14,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from esper.kasmina.blueprints.kin import Kin, find_kin
 from esper.kasmina.flops import HOW_TO_COUNT, counting
+from esper.kasmina.slots.arguments import example_inputs
 from esper.kasmina.slots.probe import (
     Dependence,
     Trial,
@@ -342,11 +343,12 @@ def place_slots(
     """Run the example and return the slots with shapes, axes and symmetries."""
     if example is None:
         raise UsageError("give one batch as example_input, to find the shapes at the slots")
+    given, example = example, example_inputs(model, example)
     paths = slot_paths(slots, model)
     modules = {path: _find(model, path) for path in paths.values()}
     with counting(model) as count:
         seen = look(model, modules, example)
-    refuse_failed(seen, example)
+    refuse_failed(seen, given)
     shapes = {path: output_shape(path, seen.outputs[path]) for path in modules}
     declared = _declared(paths, shapes, axes)
     found = Inference(model, modules, example, shapes, declared)
@@ -378,6 +380,7 @@ def with_kin(placed: Placed, model: nn.Module, example: Any) -> Placed:
     paths = [slot.path for slot in placed.slots if slot.kin == Kin()]
     if not paths:
         return placed
+    example = example_inputs(model, example)
     found = find_kin(model, paths, example, axis_size(example, placed.batch_axis))
     slots = (replace(slot, kin=found.get(slot.path, slot.kin)) for slot in placed.slots)
     return replace(placed, slots=tuple(slots))
@@ -388,8 +391,9 @@ def place_nothing(model: nn.Module, example: Any) -> Placed:
 
     The samples are taken to lie along the first axis of its inputs.
     """
+    inputs = example_inputs(model, example)
     with counting(model) as count:
-        seen = look(model, {}, example)
+        seen = look(model, {}, inputs)
     refuse_failed(seen, example)
     flops = count.total // max(1, axis_size(example, 0))
     return Placed((), 0, flops, count.describe_uncounted())

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints.registry import blueprint_by_id, withheld
 from esper.kasmina.garden import Garden, load_garden
 from esper.kasmina.lifecycle import GardenConfig, LifecycleConfig
+from esper.kasmina.slots.arguments import example_inputs
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames
 from esper.kasmina.slots.probe import Trial, call_arguments, tensors_in
 from esper.kasmina.slots.symmetry import find_symmetries
@@ -80,7 +81,8 @@ def check_slots(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EsperWarning)
         plain = Garden(copy.deepcopy(model), slots, example, axes=axes, config=config)
-        return tuple(_check(model, plain, name, example) for name in plain.slot_names)
+        inputs = example_inputs(model, example)
+        return tuple(_check(model, plain, name, inputs) for name in plain.slot_names)
 
 
 def _check(model: nn.Module, plain: Garden, name: str, example: Any) -> SlotCheck:

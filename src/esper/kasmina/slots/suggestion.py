@@ -9,7 +9,15 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from esper.kasmina.slots.placement import DeclaredAxes, matches, output_shape, place_slots
+from esper.kasmina.slots.arguments import example_inputs, read_batch
+from esper.kasmina.slots.placement import (
+    DeclaredAxes,
+    SlotNames,
+    matches,
+    output_shape,
+    place_slots,
+    slot_paths,
+)
 from esper.kasmina.slots.probe import (
     Seen,
     first_tensor,
@@ -97,7 +105,8 @@ def suggest_slots(
 
     Args:
         model: any module.
-        example: one batch of its inputs (a tensor, a tuple of arguments or a dict of them).
+        example: one batch of its inputs (a tensor, a tuple of arguments or a dict of them), or a
+            batch as `esper.grow` takes it, with targets.
         axes: what the axes of activations are, where that cannot be found out; one name, or by
             submodule or pattern.
         most: the most slots to suggest; those with the greatest depth come first.
@@ -110,8 +119,9 @@ def suggest_slots(
     if most < 1:
         raise UsageError(f"most must be at least 1 slot, got {most}")
     modules = {name: module for name, module in model.named_modules() if name}
-    seen = look(model, modules, example)
+    seen, inputs = _look_at_batch(model, modules, example)
     refuse_failed(seen, example)
+    example = inputs
     final = list(tensors_in(seen.whole))
     teachable = teachable_at(model, modules, example)
 
@@ -132,7 +142,7 @@ def suggest_slots(
     refused: dict[str, str] = {}
     for path in candidates:
         if path not in teachable:
-            refused[path] = f"no gradient reaches {path!r}: its output is not used, or detached"
+            refused[path] = _why_unteachable(path, modules[path])
             continue
         try:
             with warnings.catch_warnings():
@@ -155,6 +165,44 @@ def suggest_slots(
         uncovered=uncovered_parts(
             model, [path for slot in chosen for path in (slot.path, candidates[slot.path])]
         ),
+    )
+
+
+def _look_at_batch(
+    model: nn.Module, modules: Mapping[str, nn.Module], example: Any
+) -> tuple[Seen, Any]:
+    """Run the model on inputs, or else on those of a batch with targets; return them too."""
+    inputs = example_inputs(model, example)
+    seen = look(model, modules, inputs)
+    if seen.error is None or not isinstance(example, tuple | list | Mapping):
+        return seen, inputs
+    try:
+        others = example_inputs(model, read_batch(example)[0])
+    except UsageError:
+        return seen, inputs
+    found = look(model, modules, others)
+    return (found, others) if found.error is None else (seen, inputs)
+
+
+def refuse_unteachable(model: nn.Module, slots: SlotNames, example: Any) -> None:
+    """Refuse slots whose output gets no gradient from that of the model: no seed learns there."""
+    modules = dict(model.named_modules())
+    named = {path: modules[path] for path in slot_paths(slots, model).values() if path in modules}
+    teachable = teachable_at(model, named, example)
+    for path, module in named.items():
+        if path not in teachable:
+            raise SlotError(f"a seed would change nothing: {_why_unteachable(path, module)}")
+
+
+def _why_unteachable(path: str, module: nn.Module) -> str:
+    """Return why no gradient reaches the output of a submodule, and what to write instead."""
+    why = f"no gradient reaches {path!r}: its output is not used, or detached"
+    if not isinstance(module, nn.RNNBase):
+        return why
+    name, last = path.rpartition(".")[2], "out[:, -1]" if module.batch_first else "out[-1]"
+    return (
+        f"the model uses the last state of {path!r} at most, and a seed changes its output; write "
+        f"out, _ = self.{name}(x) and use {last}"
     )
 
 

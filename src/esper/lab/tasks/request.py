@@ -13,9 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from esper.growth.batches import first_batch, refuse_meta
+from esper.growth.batches import first_batch, outputs_of, refuse_meta
 from esper.growth.config import DEFAULT_CONTROLLER, GrowthConfig
-from esper.growth.criterion import outputs_of, predictions, refuse_labels
+from esper.growth.criterion import predictions, refuse_labels
 from esper.growth.depth.rules import DeepenConfig
 from esper.growth.request import AUTO, STARTED_BY, GrowRequest
 from esper.growth.run import GrowthLoop

@@ -305,7 +305,7 @@ def render_sizes(sizes: Sequence[SizeRecord]) -> str:
         )
         for size in sizes
     ]
-    return render_table("The best of every size", columns, rows, noun="size")
+    return render_table("The best of every size, at its own epoch", columns, rows, noun="size")
 
 
 def render_decisions(history: Sequence[EpochRecord]) -> str:

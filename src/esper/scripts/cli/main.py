@@ -17,7 +17,15 @@ from typing import Any, NoReturn
 
 from esper._version import __version__
 from esper.leyline.config import is_debugging
-from esper.leyline.errors import DataError, EsperError, EsperWarning, UsageError, instead, nearest
+from esper.leyline.errors import (
+    DataError,
+    EsperError,
+    EsperWarning,
+    UsageError,
+    as_command,
+    instead,
+    nearest,
+)
 from esper.utils.process import find_module, keep_freed_memory
 
 
@@ -185,7 +193,12 @@ def import_plugin(name: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    with as_command():
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(given: list[str]) -> int:
+    """Run one command; errors are printed in one line."""
     _open_closed_streams()
     try:
         # First of all: help texts and choices list what plug-ins register.

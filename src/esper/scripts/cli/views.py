@@ -219,9 +219,13 @@ _CONTRIBUTION = (
 )
 
 
+_SIZES = "sizes are reached at different epochs: only a twin compares networks trained alike"
+
+
 def _size_table(grown: Grown) -> Table:
     columns = ("parameters", "FLOPs", "validation", "epoch")
     table = new_table("Best validation score by size", columns, numbers=columns)
+    table.caption, table.caption_justify = _SIZES, "left"
     for size in grown.best_by_size:
         table.add_row(
             f"{size.parameters:,}", f"{size.flops:,}", points(size.val_score), str(size.epoch)

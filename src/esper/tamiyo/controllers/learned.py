@@ -217,6 +217,8 @@ class _Decision:
     step: PolicyStep
     could_germinate: Tensor
     """bool [R]"""
+    is_measured: Tensor
+    """bool [R], whether all measurements were finite; where not, the row waits."""
     signals: Signals
 
 
@@ -280,6 +282,9 @@ class LearnedController:
         device = self._hidden[0].device
         with torch.no_grad():
             raw, blueprints = self._observe(self._own_signals(signals), device)
+            # A network whose loss is not finite was not measured, so there is nothing to decide by.
+            is_measured = raw.isfinite().all(1) & _has_finite_loss(signals).to(device)
+            raw = torch.where(raw.isfinite(), raw, 0.0)
             observation = self.policy.normalizer.normalize(raw)
         rolled_back = signals.rolled_back.to(device)
         before = clear_rows(self._hidden, rolled_back)
@@ -299,7 +304,8 @@ class LearnedController:
                 uniforms=uniforms,
             )
 
-        own = self._own_masks(masks, device)
+        own = _only_wait(self._own_masks(masks, device), ~is_measured)
+        remembered = before
         for _ in range(1, looks_at(signals.max_epochs, self.policy.horizon)):
             # Only the last decision of an epoch is carried out.
             before = decide(own).hidden
@@ -312,8 +318,12 @@ class LearnedController:
                 only = F.one_hot(op, len(LifecycleOp)).bool()
                 step = decide(replace(own, op=only)).with_op_of(step)
         could_germinate = own.op[:, LifecycleOp.GERMINATE]
-        self._last = _Decision(raw, observation, blueprints, before, step, could_germinate, signals)
-        self._hidden = step.hidden
+        self._last = _Decision(
+            raw, observation, blueprints, before, step, could_germinate, is_measured, signals
+        )
+        measured = is_measured[:, None]
+        state, cell = zip(step.hidden, remembered, strict=True)
+        self._hidden = (torch.where(measured, *state), torch.where(measured, *cell))
         self._step += 1
         actions = self._host_actions(step, masks)
         actions["tempo"] = hurry(actions["tempo"], signals.max_epochs, self.policy.horizon)
@@ -331,7 +341,9 @@ class LearnedController:
         waited = (last.step.op == LifecycleOp.WAIT) & last.could_germinate
         chances = last.step.op_chances[:, LifecycleOp.GERMINATE]
         pairs = enumerate(zip(waited.tolist(), chances.tolist(), strict=True))
-        return [self._why_waited(row, chance) if has else "" for row, (has, chance) in pairs]
+        reasons = [self._why_waited(row, chance) if has else "" for row, (has, chance) in pairs]
+        known = zip(last.is_measured.tolist(), reasons, strict=True)
+        return [reason if is_measured else Why.NOT_FINITE for is_measured, reason in known]
 
     def _why_waited(self, row: int, chance: float) -> str:
         assert self._last is not None
@@ -465,6 +477,17 @@ def load_named(name: str, argument: str | None) -> Policy:
         if os.path.exists(folder / MANIFEST_FILE):
             raise
         raise UsageError(str(error)) from error
+
+
+def _has_finite_loss(signals: Signals) -> Tensor:
+    """Return bool [R]: whether the validation loss and score of a row are finite."""
+    return signals.val_loss.isfinite() & signals.val_score.isfinite()
+
+
+def _only_wait(masks: Masks, rows: Tensor) -> Masks:
+    """Return masks that allow nothing but WAIT in the rows at `rows`, bool [R]."""
+    is_wait = torch.arange(len(LifecycleOp), device=rows.device) == LifecycleOp.WAIT
+    return replace(masks, op=masks.op & (is_wait | ~rows[:, None]))
 
 
 def _blueprint_ids(policy: Policy, context: ControllerContext) -> Tensor:
