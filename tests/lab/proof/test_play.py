@@ -105,6 +105,8 @@ def test_the_network_of_the_best_epoch_is_scored_if_asked_for() -> None:
     assert last.scored_epochs == [10] * 4
     assert best.val_scores == pytest.approx(curves.amax(1).tolist())
     assert last.val_scores == pytest.approx(curves[:, -1].tolist())
+    for result in (best, last):
+        assert result.curves == [pytest.approx(each, abs=1e-4) for each in curves.tolist()]
     # The case is one in which this makes a difference, for the test split as well.
     assert best.val_scores != last.val_scores
     assert best.test_scores != last.test_scores
@@ -124,6 +126,7 @@ def test_what_is_written_down_is_the_network_of_the_best_epoch() -> None:
     assert set(early) == {True, False}
     assert best.parameters == [sizes[each] for each in early]
     assert best.germinated == last.germinated == [1] * 8
+    assert best.germinated_at == last.germinated_at == [[9]] * 8
 
 
 def test_a_row_is_the_same_in_any_company_also_at_its_best_epoch() -> None:

@@ -40,6 +40,9 @@ from esper.simic.training.episodes import live_episodes
 from esper.tamiyo.controllers.schedule import Schedule, ScheduleController, parse_schedule
 from esper.utils.process import choose_device
 
+_DECIMALS = 4
+"""Of the scores in curves."""
+
 ENDS: tuple[Split, ...] = ("val", "test")
 """Splits on which finished networks are evaluated."""
 
@@ -346,6 +349,8 @@ class _Tally:
         self._germinated = torch.zeros(rows, dtype=torch.int64)
         self._pruned = torch.zeros(rows, dtype=torch.int64)
         self._rolled_back = torch.zeros(rows, dtype=torch.bool)
+        self._curves: list[list[float]] = [[] for _ in range(rows)]
+        self._germinated_at: list[list[int]] = [[] for _ in range(rows)]
         self._signals: Signals | None = None
         """Those of the epoch that is scored, for each row."""
         self._blueprints = population.known_blueprints()
@@ -360,9 +365,15 @@ class _Tally:
         self._ablations += ablation_flops(signals, self._validated) * lived
         if not is_start:
             done = signals.last_success & lived
-            self._germinated += done & (signals.last_op == int(LifecycleOp.GERMINATE))
+            germinated = done & (signals.last_op == int(LifecycleOp.GERMINATE))
+            self._germinated += germinated
+            for row in germinated.nonzero().flatten().tolist():
+                self._germinated_at[row].append(int(signals.epoch[row]))
             self._pruned += done & (signals.last_op == int(LifecycleOp.PRUNE))
         self._rolled_back |= signals.rolled_back
+        scores = signals.val_score.tolist()
+        for row in lived.nonzero().flatten().tolist():
+            self._curves[row].append(round(scores[row], _DECIMALS))
         self._note_best(signals, lived)
         return int(lived.sum())
 
@@ -408,6 +419,8 @@ class _Tally:
             pruned=self._pruned[rows].tolist(),
             rolled_back=self._rolled_back[rows].tolist(),
             scored_epochs=signals.epoch[rows].tolist(),
+            curves=self._curves[rows],
+            germinated_at=self._germinated_at[rows],
             grown=[
                 grown_seeds(signals, row, names, self._blueprints)
                 for row in range(rows.start, rows.stop)

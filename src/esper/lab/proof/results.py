@@ -108,6 +108,11 @@ class CellResult:
     """The seeds in the scored network, as plain data of `BuiltInSeed`."""
     scored_epochs: list[int] = field(default_factory=list)
     """Epochs whose networks were scored; empty in results of older versions."""
+    curves: list[list[float]] = field(default_factory=list)
+    """Validation score after every epoch, by seed; empty in results of older versions."""
+    germinated_at: list[list[int]] = field(default_factory=list)
+    """Epochs at whose start something was germinated, by seed; empty in results of older
+    versions."""
 
     @property
     def key(self) -> Key:
