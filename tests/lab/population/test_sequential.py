@@ -70,6 +70,8 @@ def test_a_row_is_the_same_bit_for_bit_whoever_runs_beside_it(rows: int) -> None
         assert len(crowd.signals().blueprint.unique()) > 1
 
 
+# The tiny text is not learned within so few epochs, which does not matter here.
+@pytest.mark.filterwarnings("ignore:The network has learned nothing in 5 epochs")
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "wsd"])
 @pytest.mark.parametrize("task", MIXED)
 def test_a_row_is_what_a_gardener_grows_alone(task: type[Task], schedule: str) -> None:

@@ -71,8 +71,8 @@ def test_every_block_in_front_of_a_slot_is_as_many_from_the_beginning() -> None:
     task = text()
     deep = deepened(task, 4)
     whole, own = deep.build_host(1), task.build_host(1)
-    layers = [type(module).__name__ for module in whole.modules()].count("DecoderLayer")
-    assert [type(module).__name__ for module in own.modules()].count("DecoderLayer") == 2
+    layers = [type(module).__name__ for module in whole.modules()].count("AttentionLayer")
+    assert [type(module).__name__ for module in own.modules()].count("AttentionLayer") == 2
     assert layers == 8
     first, *_, last = (p for name, p in whole.named_parameters() if name.endswith("qkv.weight"))
     assert not first.equal(last)
