@@ -1,10 +1,11 @@
 """Refuse pins of `constraints.txt`, and minimums of `pyproject.toml`, that were withdrawn (yanked).
 
-`python -m tools.check_pins [INDEX]` asks a package index, PyPI by default.
+`python -m tools.check_pins [INDEX]` asks a package index, by default the one that pip uses.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import urllib.request
@@ -12,10 +13,11 @@ from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
+from pip._internal.models.index import PyPI
+
 from tools.minimum_pins import minimum_pins
 
 _ROOT = Path(__file__).parents[1]
-_PYPI = "https://pypi.org/simple"
 
 
 class Files(HTMLParser):
@@ -62,9 +64,10 @@ def files_of(name: str, index: str) -> dict[str, str | None]:
         return Files(answer.read().decode()).found
 
 
-def main(index: str = _PYPI) -> int:
+def main(index: str = "") -> int:
     """Print what is wrong and return how many pins that are."""
     lines = (_ROOT / "constraints.txt").read_text().splitlines()
+    index = index or os.environ.get("PIP_INDEX_URL") or PyPI.simple_url
     pins = [line for line in lines if "==" in line and not line.startswith("#")]
     problems = []
     for pin in dict.fromkeys([*pins, *minimum_pins()]):
