@@ -36,7 +36,7 @@ RATES: dict[NetworkKind, float] = {"resnet": 1e-2, "vit": 4e-3, "gpt": 4e-3}
 HORIZON = 60
 """Decisions of a run, at equal shares of its budget."""
 BATCH = 16
-VALIDATION_SAMPLES: dict[NetworkKind, int] = {"resnet": 256, "vit": 256, "gpt": 128}
+VALIDATION_SAMPLES: dict[NetworkKind, int] = {"resnet": 256, "vit": 256, "gpt": 64}
 """Samples that end an epoch; a text has 64 predictions in each."""
 _TEXT_SHARES = {"val_fraction": 0.03, "test_fraction": 0.03}
 """A text has tens of thousands of windows; these shares are enough to score it."""

@@ -329,7 +329,7 @@ DEPTH_SMALL = register_family(
             width={"gpt": (24, 32)},
             train_size=(0, 4_000),
             label_noise=_TEXT_NOISE,
-            steps={"gpt": (600, 6_000)},
+            steps={"gpt": (1_000, 10_000)},
         ),
         select=Draws(
             key="select",
@@ -338,7 +338,7 @@ DEPTH_SMALL = register_family(
             width={"gpt": (28,)},
             train_size=(0, 8_000),
             label_noise=(0.0, 0.2, 0.5),
-            steps={"gpt": (600, 6_000)},
+            steps={"gpt": (1_000, 10_000)},
         ),
         claim_draws=Draws(
             key="",
@@ -347,7 +347,7 @@ DEPTH_SMALL = register_family(
             width={"gpt": (20, 26, 30)},
             train_size=(0, 2_000, 6_000),
             label_noise=(0.0, 0.1, 0.4),
-            steps={"gpt": (600, 6_000)},
+            steps={"gpt": (1_000, 10_000)},
         ),
         settings=arena.SETTINGS,
         search_settings=arena.SEARCH_SETTINGS,
