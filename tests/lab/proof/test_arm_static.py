@@ -71,8 +71,8 @@ def test_every_block_in_front_of_a_slot_is_as_many_from_the_beginning() -> None:
     task = text()
     deep = deepened(task, 4)
     whole, own = deep.build_host(1), task.build_host(1)
-    layers = [type(module).__name__ for module in whole.modules()].count("DecoderLayer")
-    assert [type(module).__name__ for module in own.modules()].count("DecoderLayer") == 2
+    layers = [type(module).__name__ for module in whole.modules()].count("AttentionLayer")
+    assert [type(module).__name__ for module in own.modules()].count("AttentionLayer") == 2
     assert layers == 8
     first, *_, last = (p for name, p in whole.named_parameters() if name.endswith("qkv.weight"))
     assert not first.equal(last)
@@ -81,8 +81,10 @@ def test_every_block_in_front_of_a_slot_is_as_many_from_the_beginning() -> None:
 
 def test_the_rate_is_the_members_own_or_a_tuned_one() -> None:
     own = GivenMember("text", text(learning_rate=0.3))
-    assert DepthArm("depth 2", 2).task(own).config.learning_rate == 0.3
-    assert DepthArm("depth 2", 2, {"text": 0.6}).task(own).config.learning_rate == 0.6
+    assert DepthArm("depth 2", lambda member: 2).task(own).config.learning_rate == 0.3
+    assert (
+        DepthArm("depth 2", lambda member: 2, {"text": 0.6}).task(own).config.learning_rate == 0.6
+    )
 
 
 def test_a_host_whose_blocks_cannot_be_copied_is_refused() -> None:
