@@ -57,6 +57,8 @@ _OWN = (
     "lessons.json",
     "privileged.json",
     "contextual.json",
+    "split1.json",
+    "split2.json",
     "heuristic.json",
     "tb",
     *(name for name in STORE_FILES if name != LOCK_FILE),

@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 
 from esper.lab.proof.choose import (
-    ContextualRule,
     Ratios,
     Table,
     best_by_likeness,
     best_by_member,
     best_single,
-    fit_contextual,
     measure_headroom,
     most_played,
     read_table,
     shrunk,
 )
+from esper.lab.proof.rules import fit_nearest
 from esper.leyline.errors import UsageError
 from tests.lab.proof.made_up import result
 
@@ -128,7 +127,7 @@ def test_what_does_not_vary_among_the_played_ones_makes_no_other_one_a_stranger(
     places = {**played, "deep": {"classes": classes - 1, "depth": 3.0}}
     found = best_by_likeness(table, ["a"], "val", places, price=0.0, most=1)
     assert found["deep"] is None
-    rule = fit_contextual(table, played, {"a": []}, "val")
+    rule = fit_nearest(table, played, {"a": []}, "val")
     assert rule.choose(places["deep"]) is None
 
 
@@ -140,48 +139,6 @@ def test_what_was_played_further_on_some_members_alone_is_not_taught() -> None:
     }
     found = best_by_likeness(table, ["lucky", "fair"], "val", ALIKE, price=0.0, most=2)
     assert set(found.values()) == {"fair"}
-
-
-PLANS = {
-    "wide": ({"epoch": 0, "op": "grow", "slot": 0, "blueprint": "conv_heavy"},),
-    "thin": ({"epoch": 0, "op": "grow", "slot": 0, "blueprint": "norm"},),
-}
-
-
-def family(gain: float) -> tuple[Table, dict[str, dict[str, float]]]:
-    """Narrow members want the wide seed, noisy ones the thin seed or nothing."""
-    table: Table = {}
-    places = {}
-    for number in range(6):
-        noise = float(number >= 3)
-        own = (gain, 0.05) if not noise else (-gain, 0.1)
-        table[f"m{number}"] = {"wide": ratios(*[own[0]] * 8), "thin": ratios(*[own[1]] * 8)}
-        places[f"m{number}"] = {"label_noise": 5 * noise, "slots": 3.0 + 0.1 * number}
-    return table, places
-
-
-def test_a_contextual_rule_tells_tasks_apart_by_their_descriptors() -> None:
-    table, places = family(0.4)
-    rule = fit_contextual(table, places, PLANS, "val")
-    assert rule.choose({"label_noise": 0.0, "slots": 3.0}) == "wide"
-    assert rule.choose({"label_noise": 5.0, "slots": 3.0}) == "thin"
-    assert rule.held_out == pytest.approx((0.4 + 0.1) / 2)
-    assert rule.neighbours < 5
-
-
-def test_a_contextual_rule_waits_where_nothing_helps_and_survives_its_file() -> None:
-    table, places = family(0.4)
-    for own in table.values():
-        own["thin"] = ratios(*[-0.2] * 8)
-    rule = fit_contextual(table, places, PLANS, "val")
-    assert rule.choose({"label_noise": 5.0, "slots": 3.0}) is None
-    assert rule.schedule({"label_noise": 5.0, "slots": 3.0}) == ()
-    again = ContextualRule.from_mapping(rule.to_mapping(), "a file")
-    assert again == rule
-    with pytest.raises(UsageError, match="needs the descriptors slots"):
-        again.choose({"label_noise": 5.0})
-    with pytest.raises(UsageError, match="holds no contextual schedule"):
-        ContextualRule.from_mapping([], "a file")
 
 
 def test_hindsight_is_worth_what_members_differ_by() -> None:

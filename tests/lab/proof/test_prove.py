@@ -191,14 +191,14 @@ def test_arms_that_make_no_sense(arms: list[str], words: str) -> None:
 
 
 def test_files_that_hold_something_else(tmp_path: Path, schedule: str) -> None:
-    with pytest.raises(UsageError, match="holds no contextual schedule"):
+    with pytest.raises(UsageError, match="holds no rule by descriptors"):
         make_arm(parse_arm(f"contextual:{schedule}"))
-    with pytest.raises(UsageError, match="has no schedules by member"):
+    with pytest.raises(UsageError, match="has no plans by member"):
         make_arm(parse_arm(f"privileged:{schedule}"))
     empty = tmp_path / "empty.json"
     empty.write_text("{}")
     arm = make_arm(parse_arm(f"privileged:{empty}"))
-    with pytest.raises(UsageError, match="has no schedule for 'width 2, all images'"):
+    with pytest.raises(UsageError, match="has no plan for 'width 2, all images'"):
         arm.schedule(MEMBERS[0])
 
 

@@ -86,7 +86,10 @@ def test_what_others_take_is_written(whole: Search) -> None:
     ]
     assert set(read("privileged.json")) == {each.label for each in MEMBERS}
     assert set(read("lessons.json")) == {each.label for each in (*MEMBERS, UNPLAYED)}
-    assert read("contextual.json")["kind"] == "contextual schedule"
+    kinds = {"contextual": "contextual schedule", "split1": "rule of splits"}
+    for name, kind in {**kinds, "split2": "rule of splits"}.items():
+        assert read(f"{name}.json")["kind"] == kind
+        assert read(f"{name}.json")["held_out"] == summary["rules"][name]["held_out_log_ratio"]
     assert read("heuristic.json") == summary["heuristic"]["settings"]
     lines = (whole.folder / "ratios.jsonl").read_text().splitlines()
     ratios = [json.loads(line) for line in lines]

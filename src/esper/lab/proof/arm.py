@@ -244,17 +244,17 @@ class StaticArm:
 
 @dataclass(frozen=True)
 class DepthArm:
-    """A deeper host without growth."""
+    """A deeper host without growth, of the same depth on every member or one for each."""
 
     name: str
-    depth: int
+    depth: Callable[[AnyMember], int]
     """Blocks where the member's host has one."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Learning rate by member; the member's own where there is none."""
 
     def task(self, member: AnyMember) -> Task:
         """Return the member's task with a deeper host."""
-        task = deepened(member.task(), self.depth)
+        task = deepened(member.task(), self.depth(member))
         rate = self.rates.get(member.label, task.config.learning_rate)
         return type(task)(task.config.replace(learning_rate=rate))
 
@@ -341,8 +341,8 @@ KINDS = {
     "trial": "one seed at a time from the middle slot, kept if it contributes (trial:seeds=1)",
     "slope": "doubles the depth of a stage when that pays per FLOP (slope:windows=4)",
     "schedule": "one schedule on every member (schedule:FILE)",
-    "contextual": "a schedule by the task's descriptors, without feedback (contextual:FILE)",
-    "privileged": "the schedule searched on the member itself (privileged:FILE)",
+    "contextual": "what a rule of a search chooses by the task's descriptors (contextual:FILE)",
+    "privileged": "what a search found best on the member itself (privileged:FILE)",
     "greedy": "a learned policy, its likeliest actions (greedy:FOLDER, or just the FOLDER)",
     "learned": "a learned policy that samples its actions (learned:FOLDER)",
     "frozen": "a learned policy whose curves stay at their first values (frozen:FOLDER)",

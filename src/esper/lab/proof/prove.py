@@ -38,8 +38,7 @@ from esper.lab.proof.arm import (
     parse_arm,
     waiting,
 )
-from esper.lab.proof.choose import ContextualRule
-from esper.lab.proof.plans import PlainSchedule
+from esper.lab.proof.plans import PlainPlan, PlainSchedule
 from esper.lab.proof.play import Cell, PlayConfig, Player
 from esper.lab.proof.results import (
     RESULTS_FILE,
@@ -54,6 +53,7 @@ from esper.lab.proof.results import (
     restraint,
     summarise,
 )
+from esper.lab.proof.rules import read_rule
 from esper.lab.proof.statistics import Floats, compare, log_ratios
 from esper.lab.tasks.family import FamilySplit, MemberChoice
 from esper.lab.tasks.member import AnyMember
@@ -265,34 +265,49 @@ def make_arm(spec: ArmSpec) -> Arm:
     if spec.kind == WAIT:
         return dataclasses.replace(waiting(), name=spec.name)
     if spec.kind == DEPTH:
-        return DepthArm(spec.name, spec.depth)
+        return _depth_arm(spec, "", {})
     if spec.kind == "schedule" and spec.argument:
         entries: PlainSchedule = read_named(spec.argument, "schedule")
         return ScheduleArm(spec.name, lambda member: entries)
     if spec.kind == "contextual":
         assert spec.argument is not None, "parse_arm asks for a file"
-        document = read_named(spec.argument, "contextual schedule")
-        rule = ContextualRule.from_mapping(document, spec.argument)
-        return ScheduleArm(spec.name, lambda member: rule.schedule(member.descriptors()))
+        rule = read_rule(read_named(spec.argument, "rule"), spec.argument)
+        return _planned(spec, rule.plans, lambda member: rule.plan(member.descriptors()))
     if spec.kind == "privileged":
-        return ScheduleArm(spec.name, _privileged(spec.argument or ""))
+        assert spec.argument is not None, "parse_arm asks for a file"
+        plans = read_named(spec.argument, "plans by member")
+        if not isinstance(plans, Mapping):
+            raise UsageError(
+                f"{spec.argument} has no plans by member; give privileged.json of a search"
+            )
+        return _planned(spec, plans, partial(_own_plan, spec.argument, plans))
     return ControllerArm(spec.name, spec.controller)
 
 
-def _privileged(path: str) -> Any:
-    schedules = read_named(path, "schedules by member")
-    if not isinstance(schedules, Mapping):
-        raise UsageError(f"{path} has no schedules by member; give privileged.json of a search")
+def _planned(
+    spec: ArmSpec, plans: Mapping[str, Any], choose: Callable[[AnyMember], Any]
+) -> ScheduleArm | DepthArm:
+    """Return the arm that carries out the chosen plan of every member.
 
-    def schedule(member: AnyMember) -> PlainSchedule:
-        if member.label not in schedules:
-            raise UsageError(
-                f"{path} has no schedule for {member.label!r}; run `esper search` on these members"
-            )
-        found: PlainSchedule = schedules[member.label]
-        return found
+    Args:
+        spec: its specification.
+        plans: the plans in its file, by name or by member: schedules, or depths.
+        choose: returns the plan of a member; None waits.
+    """
+    depths = [isinstance(plan, int) for plan in plans.values()]
+    if any(depths) and not all(depths):
+        raise UsageError(f"{spec.argument} has both schedules and depths; write either into a file")
+    if any(depths):
+        return DepthArm(spec.name, lambda member: choose(member) or 1)
+    return ScheduleArm(spec.name, lambda member: choose(member) or ())
 
-    return schedule
+
+def _own_plan(path: str, plans: Mapping[str, PlainPlan], member: AnyMember) -> PlainPlan:
+    if member.label not in plans:
+        raise UsageError(
+            f"{path} has no plan for {member.label!r}; run `esper search` on these members"
+        )
+    return plans[member.label]
 
 
 MakeArm = Callable[[str, Mapping[str, float]], Arm]
@@ -304,7 +319,7 @@ def _static_arm(size: float, end: str, rates: Mapping[str, float]) -> Arm:
 
 
 def _depth_arm(spec: ArmSpec, end: str, rates: Mapping[str, float]) -> Arm:
-    return DepthArm(f"{spec.name}{end}", spec.depth, rates)
+    return DepthArm(f"{spec.name}{end}", lambda member: spec.depth, rates)
 
 
 # ---- Public benchmarks: sets of members with a name and a version that never change

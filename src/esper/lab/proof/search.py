@@ -10,7 +10,7 @@ and other choices can be made from the file.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,6 @@ from esper.lab.proof.choose import (
     best_by_likeness,
     best_by_member,
     best_single,
-    fit_contextual,
     measure_headroom,
     most_played,
     read_table,
@@ -30,6 +29,7 @@ from esper.lab.proof.choose import (
 )
 from esper.lab.proof.doublings import breed_doublings, make_doublings
 from esper.lab.proof.plans import (
+    PlainPlan,
     PlainSchedule,
     Rung,
     breed_plan,
@@ -44,6 +44,7 @@ from esper.lab.proof.plans import (
 )
 from esper.lab.proof.play import Cell, PlayConfig, Player
 from esper.lab.proof.results import RESULTS_FILE, ResultFile
+from esper.lab.proof.rules import FITS
 from esper.lab.tasks.family import MemberChoice
 from esper.lab.tasks.member import AnyMember
 from esper.leyline.config import Config, option
@@ -58,7 +59,6 @@ SEARCH_SEEDS = 1 << 33
 SCHEDULE_FILE = "schedule.json"
 PRIVILEGED_FILE = "privileged.json"
 LESSONS_FILE = "lessons.json"
-CONTEXTUAL_FILE = "contextual.json"
 HEURISTIC_FILE = "heuristic.json"
 RATIOS_FILE = "ratios.jsonl"
 PLANS_FILE = "plans.json"
@@ -192,12 +192,10 @@ class Search:
         single = best_single(table, list(self.plans), split)
         places = self._places()
         by_member = best_by_member(table, list(self.plans), split, places)
-        rule = fit_contextual(table, places, self.plans, split)
         self._write(SCHEDULE_FILE, self._entries(single))
         privileged = {member: self._entries(plan) for member, (plan, _) in by_member.items()}
         self._write(PRIVILEGED_FILE, privileged)
         self._write(LESSONS_FILE, self._lessons(table, places))
-        self._write(CONTEXTUAL_FILE, rule.to_mapping())
         summary: dict[str, Any] = {
             "members": [member.label for member in self.members],
             "rows": self.rows,
@@ -216,7 +214,7 @@ class Search:
                 for member, (plan, worth) in by_member.items()
             },
             "headroom": measure_headroom(table, list(self.plans), split),
-            "contextual": {"neighbours": rule.neighbours, "held_out_log_ratio": rule.held_out},
+            "rules": self._rules(table, places, self.plans),
         }
         if self.settings:
             best = best_single(table, list(self.settings), split)
@@ -318,6 +316,17 @@ class Search:
             most=self.config.lessons,
         )
         return {member: self._entries(plan) for member, plan in best.items()}
+
+    def _rules(
+        self, table: Table, places: Places, plans: Mapping[str, PlainPlan]
+    ) -> dict[str, dict[str, Any]]:
+        """Write the rules that choose among some plans by descriptors, and return a summary."""
+        found = {}
+        for name, fit in FITS.items():
+            rule = fit(table, places, plans, self.config.choose_by)
+            self._write(f"{name}.json", rule.to_mapping())
+            found[name] = {"rule": rule.describe(), "held_out_log_ratio": rule.held_out}
+        return found
 
     def _entries(self, plan: str | None) -> list[dict[str, Any]]:
         """Return the schedule of a plan; None is waiting, which has no entries."""

@@ -14,6 +14,8 @@ files in the folder:
   heuristic.json   the heuristic's best settings   esper grow --controller heuristic:FILE
   privileged.json  the best schedule per member    esper prove ... privileged:FILE
   contextual.json  schedules by task descriptors   esper prove ... contextual:FILE
+  split1.json      the same, by one comparison     esper prove ... contextual:FILE
+  split2.json      the same, by two comparisons    esper prove ... contextual:FILE
   lessons.json     a schedule for every train member of the family    esper clone FOLDER
   summary.json     the results in short
   results.jsonl    every network: errors, sizes, what it grew
@@ -140,12 +142,12 @@ def print_summary(found: dict[str, Any]) -> None:
             f"{worth['standard_error']:.3f} over the best single one (log ratio, chosen on half of "
             f"{worth['seeds']:.0f} seeds, scored on the other half)",
         )
-    rule = found["contextual"]
-    print_line(
-        console,
-        f"schedules by descriptors: {rule['held_out_log_ratio']:+.3f} on members left out "
-        f"({rule['neighbours']} neighbours)",
-    )
+    for name, rule in found["rules"].items():
+        print_line(
+            console,
+            f"{name} by descriptors: {rule['held_out_log_ratio']:+.3f} on members left out; "
+            f"{rule['rule']}",
+        )
     if "heuristic" in found:
         tuned = found["heuristic"]
         settings = ",".join(f"{key}={value}" for key, value in tuned["settings"].items())
