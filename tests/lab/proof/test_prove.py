@@ -195,6 +195,10 @@ def test_files_that_hold_something_else(tmp_path: Path, schedule: str) -> None:
         make_arm(parse_arm(f"contextual:{schedule}"))
     with pytest.raises(UsageError, match="has no plans by member"):
         make_arm(parse_arm(f"privileged:{schedule}"))
+    mixed = tmp_path / "mixed.json"
+    mixed.write_text(json.dumps({"one": 2, "other": []}))
+    with pytest.raises(UsageError, match="has both schedules and depths"):
+        make_arm(parse_arm(f"privileged:{mixed}"))
     empty = tmp_path / "empty.json"
     empty.write_text("{}")
     arm = make_arm(parse_arm(f"privileged:{empty}"))

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from esper.lab.proof.arm import DepthArm, deepened, parse_arm
 from esper.lab.proof.plans import PlainSchedule
 from esper.lab.proof.play import Player
+from esper.lab.proof.prove import make_arm
 from esper.lab.proof.search import Search, SearchConfig
+from esper.lab.tasks.member import GivenMember
 from esper.leyline.errors import UsageError
-from tests.lab.proof.small import member, play_config
+from tests.lab.population.tiny_tasks import TinyText
+from tests.lab.proof.small import QUICK, member, play_config
 
 MEMBERS = (member(2, horizon=6), member(3, 200, horizon=6))
 UNPLAYED = member(4, 100, horizon=6)
@@ -125,6 +129,35 @@ def test_a_clone_is_taught_no_schedule_that_begins_before_there_was_anything_to_
     others = {name: own if name == best else late(own) for name, own in whole.plans.items()}
     assert teach(0.0, others) == taught
     assert taught[0] not in teach(0.1, others)
+
+
+def test_static_depths_are_played_and_chosen_by_member_and_by_descriptors(tmp_path: Path) -> None:
+    base = TinyText.defaults.replace(horizon=6, budget="6x")
+    texts = [
+        GivenMember(f"rate {rate:g}", TinyText(base.replace(learning_rate=rate)))
+        for rate in (0.001, 0.01)
+    ]
+    play = play_config(population=QUICK.replace(copies=True))
+    config = SearchConfig(rungs=("2x2",), space="doublings", heuristics=0, depths=(2, 4), play=play)
+    found = Search(config, texts, tmp_path, Player(play))
+    assert found.run()
+    assert sum(len(each.seeds) for each in found.results) == found.rows == 2 * 2 * (1 + 2 + 2)
+    sizes = {each.arm: each.flops[0] / each.host_flops for each in found.results}
+    assert 1.0 == sizes["wait"] < sizes["depth 2"] < sizes["depth 4"]
+    depths = found.conclude()["depths"]
+    assert depths["log_ratios"][str(depths["best_single"])] == max(depths["log_ratios"].values())
+    assert depths["headroom"]["seeds"] == 2
+    assert "depth 2" not in json.dumps(found.conclude()["rules"]), "schedules and depths are apart"
+    in_hindsight = make_arm(parse_arm(f"privileged:{tmp_path / 'depth_privileged.json'}"))
+    for each in texts:
+        best = depths["best_by_member"][each.label]["depth"]
+        assert in_hindsight.task(each).host_flops == deepened(each.task(), best).host_flops
+    for name, rule in depths["rules"].items():
+        file = tmp_path / f"depth_{name}.json"
+        arm = make_arm(parse_arm(f"contextual:{file}"))
+        assert isinstance(arm, DepthArm)
+        assert json.loads(file.read_text())["plans"] == {"depth 2": 2, "depth 4": 4}
+        assert rule["held_out_log_ratio"] == json.loads(file.read_text())["held_out"]
 
 
 def test_rungs_are_checked() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from esper.lab.proof.arm import Arm, ScheduleArm, heuristic_arm, waiting
+from esper.lab.proof.arm import Arm, DepthArm, ScheduleArm, heuristic_arm, waiting
 from esper.lab.proof.choose import (
     Places,
     Table,
@@ -58,6 +58,7 @@ SEARCH_SEEDS = 1 << 33
 
 SCHEDULE_FILE = "schedule.json"
 PRIVILEGED_FILE = "privileged.json"
+DEPTHS_FILE = "depth_privileged.json"
 LESSONS_FILE = "lessons.json"
 HEURISTIC_FILE = "heuristic.json"
 RATIOS_FILE = "ratios.jsonl"
@@ -83,6 +84,12 @@ class SearchConfig(Config):
     space: Literal["seeds", "doublings"] = option(
         "seeds",
         "What plans do: grow seeds, or double the depth of all stages by copies of their blocks.",
+    )
+    depths: tuple[int, ...] = option(
+        (),
+        "Depths of static networks that are also played, on as many seeds as waiting; none if "
+        "empty.",
+        minimum=2,
     )
     heuristics: int = option(
         16, "Settings of the heuristic that are also tried; 0 for none.", minimum=0
@@ -152,6 +159,7 @@ class Search:
         self.plans: dict[str, PlainSchedule] = {plan.name: plan.entries for plan in plans}
         if (folder / PLANS_FILE).exists():
             self.plans |= read_plans(folder / PLANS_FILE)
+        self.depths = {f"depth {depth}": depth for depth in config.depths}
         rotation = HeuristicConfig().rotation
         self.settings: dict[str, dict[str, Any]] = {
             f"heuristic {number}": draw_heuristic(config.seed, number, rotation)
@@ -163,7 +171,10 @@ class Search:
     def rows(self) -> int:
         """Number of networks that are trained in total."""
         first = self.rungs[0]
-        arms = sum(rung.seeds * (1 + rung.plans + self._heuristics(rung)) for rung in self.rungs)
+        always = 1 + len(self.depths)
+        arms = sum(
+            rung.seeds * (always + rung.plans + self._heuristics(rung)) for rung in self.rungs
+        )
         return len(self.members) * (arms + first.seeds * sum(self.config.children))
 
     def run(self) -> bool:
@@ -216,6 +227,8 @@ class Search:
             "headroom": measure_headroom(table, list(self.plans), split),
             "rules": self._rules(table, places, self.plans),
         }
+        if self.depths:
+            summary["depths"] = self._conclude_depths(table, places)
         if self.settings:
             best = best_single(table, list(self.settings), split)
             self._write(HEURISTIC_FILE, self.settings[best])
@@ -282,6 +295,7 @@ class Search:
             settings = shared_ranking(means)[: self._heuristics(rung)]
         return [
             waiting(),
+            *(DepthArm(name, _always(depth)) for name, depth in self.depths.items()),
             *(ScheduleArm(name, _always(self.plans[name])) for name in plans),
             *(heuristic_arm(name, self.settings[name]) for name in settings),
         ]
@@ -317,14 +331,37 @@ class Search:
         )
         return {member: self._entries(plan) for member, plan in best.items()}
 
+    def _conclude_depths(self, table: Table, places: Places) -> dict[str, Any]:
+        """Choose the best depths of static networks, write them, and return a summary.
+
+        Depth 1 is waiting.
+        """
+        split, names = self.config.choose_by, list(self.depths)
+        by_member = {
+            member: (1 if name is None else self.depths[name], worth)
+            for member, (name, worth) in best_by_member(table, names, split, places).items()
+        }
+        self._write(DEPTHS_FILE, {member: depth for member, (depth, _) in by_member.items()})
+        worth = {1: 0.0} | {d: self._worth(table, n)["log_ratio"] for n, d in self.depths.items()}
+        return {
+            "best_single": max(worth, key=lambda depth: worth[depth]),
+            "log_ratios": {str(depth): value for depth, value in worth.items()},
+            "best_by_member": {
+                member: {"depth": depth, "log_ratio": value}
+                for member, (depth, value) in by_member.items()
+            },
+            "headroom": measure_headroom(table, names, split),
+            "rules": self._rules(table, places, self.depths, "depth_"),
+        }
+
     def _rules(
-        self, table: Table, places: Places, plans: Mapping[str, PlainPlan]
+        self, table: Table, places: Places, plans: Mapping[str, PlainPlan], prefix: str = ""
     ) -> dict[str, dict[str, Any]]:
         """Write the rules that choose among some plans by descriptors, and return a summary."""
         found = {}
         for name, fit in FITS.items():
             rule = fit(table, places, plans, self.config.choose_by)
-            self._write(f"{name}.json", rule.to_mapping())
+            self._write(f"{prefix}{name}.json", rule.to_mapping())
             found[name] = {"rule": rule.describe(), "held_out_log_ratio": rule.held_out}
         return found
 
@@ -353,5 +390,5 @@ def _only(table: Table, names: Container[str]) -> Table:
     return {m: {arm: own[arm] for arm in own if arm in names} for m, own in table.items()}
 
 
-def _always(entries: PlainSchedule) -> Any:
-    return lambda member: entries
+def _always(plan: PlainPlan) -> Any:
+    return lambda member: plan
