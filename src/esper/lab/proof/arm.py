@@ -32,6 +32,8 @@ from esper.leyline.errors import ConfigError, UsageError, nearest
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import CONTROLLERS, find_controller, find_policy, make_controller
+from esper.tamiyo.controllers.ablated import ShuffledCurves
+from esper.utils.process import grouped
 from esper.utils.randomness import derive_seed
 
 # ---- Static networks: wider and deeper hosts, and grown architectures trained from scratch
@@ -185,6 +187,7 @@ WAIT = "wait"
 STATIC = "static"
 DEPTH = "depth"
 SCRATCH = "scratch"
+SHUFFLED = ShuffledCurves.name
 
 DRAWS_NOTHING = (
     *(WAIT, "plateau", "heuristic", "trial", "slope", "schedule", "greedy", "tamiyo"),
@@ -226,6 +229,59 @@ class ControllerArm:
     def controller(self, context: ControllerContext) -> Controller:
         """Return the controller for some rows."""
         return make_controller(self.spec, context)
+
+
+@dataclass(frozen=True)
+class ShuffledArm:
+    """A learned policy that sees the curves of other members.
+
+    Its rows are played together on all members of a proof, because each is shown what another of
+    them measures at the same step (`find_donors`).
+    """
+
+    name: str
+    folder: str
+
+    def task(self, member: AnyMember) -> Task:
+        """Return the member's own task."""
+        return member.task()
+
+    def controller(self, context: ControllerContext, donors: Sequence[int]) -> Controller:
+        """Return the controller for all rows; `donors` are the rows whose curves they see."""
+        return ShuffledCurves.build(self.folder, context, donors)
+
+
+def find_donors(members: Sequence[AnyMember]) -> dict[str, str]:
+    """Return for every member the one whose curves it is shown, by label.
+
+    Members with the same kind of host and number of slots are put into a circle, in an order drawn
+    by their labels, and each is shown the curves of the next. A member that is the only one of its
+    kind is shown those of the next in the circle of all members. The order of the members does not
+    matter.
+
+    Raises:
+        UsageError: There is one member.
+    """
+    if len(members) < 2:
+        raise UsageError(
+            f"arm {SHUFFLED!r} shows every member the curves of another one, and there is only "
+            f"{members[0].label!r}; choose more members"
+        )
+    drawn = sorted(members, key=lambda member: derive_seed(0, member.label, "donors"))
+    everyone = [member.label for member in drawn]
+    kinds = grouped((_kind_of(member), member.label) for member in drawn)
+    found: dict[str, str] = {}
+    for alike in kinds.values():
+        circle = alike if len(alike) > 1 else everyone
+        for label in alike:
+            found[label] = circle[(circle.index(label) + 1) % len(circle)]
+    return found
+
+
+def _kind_of(member: AnyMember) -> tuple[str, int]:
+    """Return the kind of a member's host and its number of slots."""
+    task = member.task()
+    return task.config.host, len(task.slot_paths)
 
 
 @dataclass(frozen=True)
@@ -272,7 +328,7 @@ class ScratchArm:
         return from_scratch(member.task(), self.architectures[member.label])
 
 
-Arm = ScheduleArm | ControllerArm | StaticArm | DepthArm | ScratchArm
+Arm = ScheduleArm | ControllerArm | ShuffledArm | StaticArm | DepthArm | ScratchArm
 """Something to compare; `task` returns the task of its rows on a member."""
 
 
@@ -291,7 +347,7 @@ def group_of(arm: Arm, member: AnyMember) -> tuple[str, ...]:
     """Return the key of cells that share one controller."""
     if isinstance(arm, ControllerArm):
         return (arm.name, member.label) if arm.is_drawing else (arm.name,)
-    return ()
+    return (arm.name,) if isinstance(arm, ShuffledArm) else ()
 
 
 def seed_of(arm: Arm, member: AnyMember) -> int:
@@ -308,7 +364,7 @@ class ArmSpec:
 
     name: str
     kind: str
-    """A registered controller, or contextual, privileged, static, depth, scratch."""
+    """A registered controller, or contextual, privileged, shuffled, static, depth, scratch."""
     argument: str | None
 
     @property
@@ -348,6 +404,7 @@ KINDS = {
     "frozen": "a learned policy whose curves stay at their first values (frozen:FOLDER)",
     "without_curves": "a learned policy that sees no curves (without_curves:FOLDER)",
     "only_curves": "a learned policy that sees nothing but curves (only_curves:FOLDER)",
+    "shuffled": "a learned policy that sees the curves of another member (shuffled:FOLDER)",
     "tamiyo": "the learned controller of Esper, or one in a folder (tamiyo:FOLDER)",
     "static": "hosts of 1, 1.5, 2 and 3 times the width, each at its own tuned learning rate",
     "depth": "4 blocks for each one of the host, from the start (depth:4, or depth:4,tuned)",
@@ -363,8 +420,8 @@ def parse_arm(text: str) -> ArmSpec:
     if match and ":" not in match[1] and "/" not in match[1]:
         name, spec = match[1].strip(), match[2]
     kind, colon, argument = spec.partition(":")
-    if kind in (*_FILES, SCRATCH) and not argument:
-        wanted = "ARM" if kind == SCRATCH else "FILE"
+    if kind in (*_FILES, SCRATCH, SHUFFLED) and not argument:
+        wanted = {SCRATCH: "ARM", SHUFFLED: "FOLDER"}.get(kind, "FILE")
         raise UsageError(f"arm {kind!r} needs an argument; write {kind}:{wanted}")
     if kind == STATIC and colon:
         raise UsageError(f"arm 'static' takes no argument, got {argument!r}")
@@ -375,7 +432,7 @@ def parse_arm(text: str) -> ArmSpec:
                 f"depth:4, or depth:4{_TUNED} to tune its learning rate"
             )
         return ArmSpec(name or f"depth {argument.replace(',', ', ')}", kind, argument)
-    known = (*_FILES, STATIC, SCRATCH)
+    known = (*_FILES, STATIC, SCRATCH, SHUFFLED)
     if kind not in known and kind not in CONTROLLERS:
         if not find_policy(spec).exists():
             raise UsageError(

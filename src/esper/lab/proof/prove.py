@@ -19,6 +19,7 @@ import numpy as np
 from esper.lab.proof.arm import (
     DEPTH,
     SCRATCH,
+    SHUFFLED,
     STATIC,
     WAIT,
     Arm,
@@ -27,9 +28,11 @@ from esper.lab.proof.arm import (
     DepthArm,
     ScheduleArm,
     ScratchArm,
+    ShuffledArm,
     StaticArm,
     check_names,
     commonest,
+    find_donors,
     parse_arm,
     waiting,
 )
@@ -128,6 +131,8 @@ class Proof:
         self._plain = [
             make_arm(spec) for spec in self.specs if not spec.is_tuned and spec.kind != SCRATCH
         ]
+        if any(spec.kind == SHUFFLED for spec in self.specs):
+            find_donors(self.members)
         self.results = ResultFile(folder / RESULTS_FILE)
 
     def run(self) -> bool:
@@ -276,6 +281,9 @@ def make_arm(spec: ArmSpec) -> Arm:
                 f"{spec.argument} has no plans by member; give privileged.json of a search"
             )
         return _planned(spec, plans, partial(_own_plan, spec.argument, plans))
+    if spec.kind == SHUFFLED:
+        assert spec.argument is not None, "parse_arm asks for a folder"
+        return ShuffledArm(spec.name, spec.argument)
     return ControllerArm(spec.name, spec.controller)
 
 
