@@ -178,6 +178,8 @@ def test_every_opening_of_the_claim_has_seeds_of_its_own(tmp_path: Path) -> None
     [
         (["wait", "wait"], "two arms are called 'wait'"),
         (["static", "wait"], "the first arm is compared with the others"),
+        (["halving", "wait"], "the first arm is compared with the others"),
+        (["wait", "halving:2"], "arm 'halving' takes no argument"),
         (["wait", "scratch:heuristic"], "needs the arm 'heuristic'"),
         (["wait", "scratch"], "write scratch:ARM"),
         (["wait", "contextual"], "write contextual:FILE"),
@@ -230,7 +232,7 @@ def test_all_arms_spend_the_same_training_flops_within_a_step(tmp_path: Path) ->
     )
     arms = [
         *("slope:windows=1,margin=9,latest=0.8", f"schedule:{plan}", "plateau:blueprints=[kin]"),
-        *("depth:4", "depth:2,tuned", "static", "scratch:schedule"),
+        *("depth:4", "depth:2,tuned", "static", "halving", "scratch:schedule"),
     ]
     own = proof(
         tmp_path / "out",
@@ -245,8 +247,14 @@ def test_all_arms_spend_the_same_training_flops_within_a_step(tmp_path: Path) ->
     assert own.run()
     found = {each.arm: each for each in own.results.of("proof")}
     budget = members[0].task().compute_budget(config.validation_samples)
+    runs = own.results.of("halving")
+    assert [each.arm for each in runs] == [f"halving, depth {depth}" for depth in (1, 2, 4, 8)]
     for name, each in found.items():
         step = 3 * config.batch_size * max(each.flops)
+        if name == "halving":
+            step = sum(3 * config.batch_size * max(run.flops) for run in runs)
+            for place, error in enumerate(each.test_errors):
+                assert error in [run.test_errors[place] for run in runs]
         for spent in each.training_flops:
             assert 0 <= budget - spent < step, name
         assert each.ablation_flops == [0.0, 0.0]
@@ -256,4 +264,7 @@ def test_all_arms_spend_the_same_training_flops_within_a_step(tmp_path: Path) ->
     assert sizes["depth 4"] > sizes["depth 2, tuned"] > 1.3
     assert sizes["scratch schedule"] == pytest.approx(sizes["schedule"], rel=0.02)
     required = [spec.name for spec in own.specs if spec.kind not in REPORTED_ONLY]
-    assert {"depth 4", "depth 2, tuned"} <= set(required)
+    assert {"depth 4", "depth 2, tuned", "halving"} <= set(required)
+    again = (tmp_path / "out" / "results.jsonl").read_bytes()
+    assert own.run()
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == again

@@ -76,6 +76,15 @@ def _with_host(task: Task, **changes: Any) -> Task:
     return type(task)(changed.config.replace(budget=f"{times!r}x"))
 
 
+def _with_share(task: Task, share: float) -> Task:
+    """Return the task with a share of its budget."""
+    budget = task.config.budget
+    if share == 1.0 or budget is None:
+        return task
+    less = f"{share * float(budget[:-1])!r}x" if isinstance(budget, str) else share * budget
+    return type(task)(task.config.replace(budget=less))
+
+
 def _scaled(options: Config, name: str, factor: float) -> int | tuple[int, ...]:
     value: int | tuple[int, ...] = getattr(options, name)
     if isinstance(value, tuple):
@@ -188,6 +197,7 @@ STATIC = "static"
 DEPTH = "depth"
 SCRATCH = "scratch"
 SHUFFLED = ShuffledCurves.name
+HALVING = "halving"
 
 DRAWS_NOTHING = (
     *(WAIT, "plateau", "heuristic", "trial", "slope", "schedule", "greedy", "tamiyo"),
@@ -307,10 +317,12 @@ class DepthArm:
     """Blocks where the member's host has one."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Learning rate by member; the member's own where there is none."""
+    share: float = 1.0
+    """Share of the member's budget that it has."""
 
     def task(self, member: AnyMember) -> Task:
         """Return the member's task with a deeper host."""
-        task = deepened(member.task(), self.depth(member))
+        task = deepened(_with_share(member.task(), self.share), self.depth(member))
         rate = self.rates.get(member.label, task.config.learning_rate)
         return type(task)(task.config.replace(learning_rate=rate))
 
@@ -364,13 +376,18 @@ class ArmSpec:
 
     name: str
     kind: str
-    """A registered controller, or contextual, privileged, shuffled, static, depth, scratch."""
+    """A registered controller, or one of those that only proofs have, such as contextual."""
     argument: str | None
 
     @property
     def controller(self) -> str:
         """The controller's name with its argument."""
         return self.kind if self.argument is None else f"{self.kind}:{self.argument}"
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether it follows from results of other rows: rates, networks that grew, or curves."""
+        return self.is_tuned or self.kind in (SCRATCH, HALVING)
 
     @property
     def depth(self) -> int:
@@ -408,6 +425,7 @@ KINDS = {
     "tamiyo": "the learned controller of Esper, or one in a folder (tamiyo:FOLDER)",
     "static": "hosts of 1, 1.5, 2 and 3 times the width, each at its own tuned learning rate",
     "depth": "4 blocks for each one of the host, from the start (depth:4, or depth:4,tuned)",
+    "halving": "depths 1, 2, 4 and 8; the better half goes on, twice; one budget in total",
     "scratch": "the architecture that another arm grew, trained from scratch (scratch:ARM)",
 }
 """The kinds of arms, for help texts."""
@@ -423,8 +441,8 @@ def parse_arm(text: str) -> ArmSpec:
     if kind in (*_FILES, SCRATCH, SHUFFLED) and not argument:
         wanted = {SCRATCH: "ARM", SHUFFLED: "FOLDER"}.get(kind, "FILE")
         raise UsageError(f"arm {kind!r} needs an argument; write {kind}:{wanted}")
-    if kind == STATIC and colon:
-        raise UsageError(f"arm 'static' takes no argument, got {argument!r}")
+    if kind in (STATIC, HALVING) and colon:
+        raise UsageError(f"arm {kind!r} takes no argument, got {argument!r}")
     if kind == DEPTH:
         if not _DEPTH.match(argument):
             raise UsageError(
@@ -432,7 +450,7 @@ def parse_arm(text: str) -> ArmSpec:
                 f"depth:4, or depth:4{_TUNED} to tune its learning rate"
             )
         return ArmSpec(name or f"depth {argument.replace(',', ', ')}", kind, argument)
-    known = (*_FILES, STATIC, SCRATCH, SHUFFLED)
+    known = (*_FILES, STATIC, SCRATCH, SHUFFLED, HALVING)
     if kind not in known and kind not in CONTROLLERS:
         if not find_policy(spec).exists():
             raise UsageError(

@@ -2,7 +2,8 @@
 
 The first arm, the subject, is compared with every other. There are three stages, whose results are
 stored in `results.jsonl`: learning rates of the static networks, chosen by validation on separate
-seeds; all arms; and the architectures that arms grew, trained from scratch.
+seeds; all arms, among them the runs that successive halving chooses from; and the architectures
+that arms grew, trained from scratch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from esper.lab.proof.arm import (
     DEPTH,
+    HALVING,
     SCRATCH,
     SHUFFLED,
     STATIC,
@@ -36,6 +38,7 @@ from esper.lab.proof.arm import (
     parse_arm,
     waiting,
 )
+from esper.lab.proof.halving import combine, halving_arms
 from esper.lab.proof.plans import PlainPlan, PlainSchedule
 from esper.lab.proof.play import Cell, PlayConfig, Player
 from esper.lab.proof.results import (
@@ -102,7 +105,7 @@ class ProveConfig(Config):
         super().__post_init__()
         specs = [parse_arm(text) for text in self.arms]
         check_names(specs)
-        if specs and (specs[0].is_tuned or specs[0].kind == SCRATCH):
+        if specs and specs[0].is_derived:
             raise UsageError(
                 f"the first arm is compared with the others, so it cannot be {specs[0].name!r}; "
                 "put a controller first"
@@ -128,18 +131,26 @@ class Proof:
         self.specs = [parse_arm(text) for text in config.arms]
         if WAIT not in {spec.name for spec in self.specs}:
             self.specs.append(ArmSpec(WAIT, WAIT, None))
-        self._plain = [
-            make_arm(spec) for spec in self.specs if not spec.is_tuned and spec.kind != SCRATCH
-        ]
-        if any(spec.kind == SHUFFLED for spec in self.specs):
+        self._plain = [make_arm(spec) for spec in self.specs if not spec.is_derived]
+        if self._has(SHUFFLED):
             find_donors(self.members)
+        self._halving: list[DepthArm] = []
+        if self._has(HALVING):
+            self._halving = halving_arms(self.members, config.play.horizon)
         self.results = ResultFile(folder / RESULTS_FILE)
 
     def run(self) -> bool:
         """Play what is missing; return False if stopped."""
         return (
             self._play(self._rate_cells())
-            and self._play([*self._cells(self._plain), *self._cells(self._tuned())])
+            and self._play(
+                [
+                    *self._cells(self._plain),
+                    *self._cells(self._tuned()),
+                    *self._cells(self._halving, HALVING),
+                ]
+            )
+            and self._halve()
             and self._play(self._cells(self._scratch()))
         )
 
@@ -187,10 +198,10 @@ class Proof:
     def _play(self, cells: Sequence[Cell]) -> bool:
         return self._player.play_missing(cells, self.results)
 
-    def _cells(self, arms: Sequence[Arm]) -> list[Cell]:
+    def _cells(self, arms: Sequence[Arm], purpose: str = "proof") -> list[Cell]:
         first = PROOF_SEEDS + (self.config.opening << 20)
         seeds = tuple(range(first, first + self.config.seeds))
-        return [Cell("proof", arm, member, seeds) for member in self.members for arm in arms]
+        return [Cell(purpose, arm, member, seeds) for member in self.members for arm in arms]
 
     def _rate_cells(self) -> list[Cell]:
         seeds = tuple(range(RATE_SEEDS, RATE_SEEDS + self.config.rate_seeds))
@@ -233,6 +244,18 @@ class Proof:
 
     def _rate_error(self, arm: Arm, member: AnyMember) -> float:
         return fmean(np.log(self.results.get(("rates", arm.name, member.label)).val_errors))
+
+    def _halve(self) -> bool:
+        """Store what successive halving chooses from its runs; there is nothing to stop."""
+        found = []
+        for spec in self.specs:
+            for member in self.members if spec.kind == HALVING else ():
+                if ("proof", spec.name, member.label) not in self.results:
+                    keys = [(HALVING, run.name, member.label) for run in self._halving]
+                    found.append(combine([self.results.get(key) for key in keys], spec.name))
+        if found:
+            self.results.add(found)
+        return True
 
     def _scratch(self) -> list[Arm]:
         """Return arms that train from scratch what other arms grew most often on every member."""
