@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from esper.lab.proof.arm import DepthArm, deepened, parse_arm
+from esper.lab.proof.arm import DepthArm, parse_arm
 from esper.lab.proof.plans import PlainSchedule
 from esper.lab.proof.play import Player
 from esper.lab.proof.prove import make_arm
 from esper.lab.proof.search import Search, SearchConfig
+from esper.lab.proof.static import deepened
 from esper.lab.tasks.member import GivenMember
 from esper.leyline.errors import UsageError
 from tests.lab.population.tiny_tasks import TinyText

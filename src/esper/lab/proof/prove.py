@@ -33,7 +33,6 @@ from esper.lab.proof.arm import (
     ShuffledArm,
     StaticArm,
     check_names,
-    commonest,
     find_donors,
     parse_arm,
     waiting,
@@ -55,6 +54,7 @@ from esper.lab.proof.results import (
     summarise,
 )
 from esper.lab.proof.rules import read_rule
+from esper.lab.proof.static import commonest
 from esper.lab.proof.statistics import Floats, compare, log_ratios
 from esper.lab.tasks.family import MemberChoice
 from esper.lab.tasks.member import AnyMember
