@@ -11,6 +11,7 @@ from esper.lab.proof.choose import (
     best_by_likeness,
     best_by_member,
     best_single,
+    choose_few,
     measure_headroom,
     most_played,
     read_table,
@@ -139,6 +140,24 @@ def test_what_was_played_further_on_some_members_alone_is_not_taught() -> None:
     }
     found = best_by_likeness(table, ["lucky", "fair"], "val", ALIKE, price=0.0, most=2)
     assert set(found.values()) == {"fair"}
+
+
+def test_a_few_arms_serve_the_members_together() -> None:
+    places = {"m": {"slots": 1.0}, "n": {"slots": 9.0}}
+    many = [0.0] * 64
+    table: Table = {
+        "m": {"lucky": ratios(9.0), "a": ratios(*[0.5] * 64), "b": ratios(*[0.4] * 64)},
+        "n": {"lucky": ratios(9.0), "a": ratios(*[-0.5] * 64), "b": ratios(*[-0.4] * 64)},
+    }
+    for own, worth in zip(table.values(), (-0.1, 0.1), strict=True):
+        own["c"] = ratios(*[worth] * 64)
+        own["nothing"] = ratios(*many)
+    table["m"]["here alone"] = ratios(*[9.0] * 64)
+    arms = [*table["m"]]
+    # One seed is not compared with 64 as long as there are enough others.
+    assert choose_few(table, arms, "val", places, 2) == ["a", "c"]
+    assert choose_few(table, arms, "val", places, 1) == ["a"]
+    assert choose_few(table, arms, "val", places, 9) == ["lucky", "a", "b", "c", "nothing"]
 
 
 def test_hindsight_is_worth_what_members_differ_by() -> None:

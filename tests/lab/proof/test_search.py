@@ -19,7 +19,9 @@ from tests.lab.proof.small import QUICK, member, play_config
 
 MEMBERS = (member(2, horizon=6), member(3, 200, horizon=6))
 UNPLAYED = member(4, 100, horizon=6)
-CONFIG = SearchConfig(rungs=("4x1", "2x2"), children=(2, 1), heuristics=2, play=play_config(rows=8))
+CONFIG = SearchConfig(
+    rungs=("4x1", "2x2"), children=(2, 1), choices=2, heuristics=2, play=play_config(rows=8)
+)
 
 
 def search(folder: Path, stop_after: int | None = None) -> Search:
@@ -86,6 +88,9 @@ def test_what_others_take_is_written(whole: Search) -> None:
         return json.loads((whole.folder / name).read_text())
 
     summary = read("summary.json")
+    few = read("split1.json")["plans"]
+    assert len(few) == len(read("contextual.json")["plans"]) == CONFIG.choices == 2
+    assert set(few) <= {each.arm for each in whole.results if each.purpose == "rung 1"}
     assert read("schedule.json") == [
         dict(entry) for entry in whole.plans[summary["best_single"]["plan"]]
     ]

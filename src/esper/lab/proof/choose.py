@@ -170,12 +170,36 @@ def _likeness(a: Reals, b: Reals) -> Reals:
 
 def most_played(table: Table, arms: Sequence[str]) -> list[str]:
     """Return the arms with the most seeds on every member."""
+    least = _seeds_everywhere(table, arms)
+    most = max(least.values(), default=0)
+    return [arm for arm in least if least[arm] == most]
+
+
+def _seeds_everywhere(table: Table, arms: Sequence[str]) -> dict[str, int]:
+    """Return the least number of seeds on a member, of the arms that were played on every one."""
     least = {
         arm: min((len(own[arm].seeds) if arm in own else 0) for own in table.values())
         for arm in arms
     }
-    most = max(least.values(), default=0)
-    return [arm for arm in arms if least[arm] == most and most > 0]
+    return {arm: count for arm, count in least.items() if count}
+
+
+def choose_few(
+    table: Table, arms: Sequence[str], split: Split, places: Places, most: int
+) -> list[str]:
+    """Return the arms, at most so many, that together serve the members best.
+
+    They were played on every member. As long as enough are left, those with few seeds do not
+    compete: the best of many means over few seeds is mostly luck.
+    """
+    seeds = _seeds_everywhere(table, arms)
+    if len(seeds) <= most:
+        return list(seeds)
+    enough = sorted(seeds.values(), reverse=True)[most - 1]
+    finalists = [arm for arm, count in seeds.items() if count >= enough]
+    played = {member: {arm: own[arm] for arm in finalists} for member, own in table.items()}
+    chosen = portfolio(shrunk(played, split, places), most)
+    return [arm for arm in finalists if arm in chosen]
 
 
 def best_single(table: Table, arms: Sequence[str], split: Split) -> str:

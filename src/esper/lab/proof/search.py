@@ -22,6 +22,7 @@ from esper.lab.proof.choose import (
     best_by_likeness,
     best_by_member,
     best_single,
+    choose_few,
     measure_headroom,
     most_played,
     read_table,
@@ -98,6 +99,12 @@ class SearchConfig(Config):
         "val",
         "Errors that choose: those of validation, or of the test split, which is fair only on "
         "members without claims, such as train members.",
+    )
+    choices: int = option(
+        10,
+        "Most schedules that rules by descriptors choose among: those that together serve the "
+        "members best.",
+        minimum=1,
     )
     lessons: int = option(
         2,
@@ -203,6 +210,7 @@ class Search:
         single = best_single(table, list(self.plans), split)
         places = self._places()
         by_member = best_by_member(table, list(self.plans), split, places)
+        few = choose_few(table, list(self.plans), split, places, self.config.choices)
         self._write(SCHEDULE_FILE, self._entries(single))
         privileged = {member: self._entries(plan) for member, (plan, _) in by_member.items()}
         self._write(PRIVILEGED_FILE, privileged)
@@ -225,7 +233,7 @@ class Search:
                 for member, (plan, worth) in by_member.items()
             },
             "headroom": measure_headroom(table, list(self.plans), split),
-            "rules": self._rules(table, places, self.plans),
+            "rules": self._rules(table, places, {plan: self.plans[plan] for plan in few}),
         }
         if self.depths:
             summary["depths"] = self._conclude_depths(table, places)
