@@ -8,14 +8,17 @@ import pytest
 from esper.lab.proof.arm import (
     ControllerArm,
     ScheduleArm,
+    find_donors,
     group_of,
     parse_arm,
     seed_of,
     waiting,
     weights_digest,
 )
+from esper.lab.tasks.member import GivenMember
 from esper.leyline.errors import UsageError
 from esper.tamiyo.controllers import new_policy, save_policy
+from tests.lab.population.tiny_tasks import TinyText
 from tests.lab.proof.small import member
 
 
@@ -31,6 +34,7 @@ from tests.lab.proof.small import member
         ("depth:2,tuned", "depth 2, tuned", "depth", "2,tuned"),
         ("deep=depth:8", "deep", "depth", "8"),
         ("scratch:heuristic", "scratch", "scratch", "heuristic"),
+        ("blind=shuffled:runs/tamiyo", "blind", "shuffled", "runs/tamiyo"),
         ("plan=schedule:a/b=c.json", "plan", "schedule", "a/b=c.json"),
     ],
 )
@@ -88,3 +92,24 @@ def test_the_digest_of_an_arm_is_that_of_its_weights(tmp_path: Path) -> None:
 def test_an_arm_without_weights_draws_no_claim(text: str) -> None:
     with pytest.raises(UsageError, match="put a learned policy first"):
         weights_digest(parse_arm(text))
+
+
+def test_donors_are_other_members_of_the_same_kind_where_there_are_some() -> None:
+    cnns = [member(width) for width in (2, 3, 4, 5)]
+    texts = [GivenMember(name, TinyText()) for name in ("one", "other")]
+    donors = find_donors([*cnns, *texts])
+    labels = {each.label for each in cnns}
+    assert {donors[label] for label in labels} == labels
+    assert donors["one"] == "other"
+    assert donors["other"] == "one"
+    assert all(own != donor for own, donor in donors.items())
+    assert find_donors([*texts, *cnns[::-1]]) == donors
+    alone = find_donors([*cnns, texts[0]])
+    assert alone["one"] in labels
+    assert {label: alone[label] for label in labels} == {label: donors[label] for label in labels}
+    assert find_donors([cnns[0], texts[0]]) == {cnns[0].label: "one", "one": cnns[0].label}
+
+
+def test_one_member_has_no_donor() -> None:
+    with pytest.raises(UsageError, match="there is only 'width 2, all images'; choose more"):
+        find_donors([member(2)])

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from esper.lab.proof.choose import (
-    ContextualRule,
     Ratios,
     Table,
     best_by_likeness,
     best_by_member,
     best_single,
-    fit_contextual,
+    choose_few,
     measure_headroom,
     most_played,
     read_table,
     shrunk,
 )
+from esper.lab.proof.rules import fit_nearest
 from esper.leyline.errors import UsageError
 from tests.lab.proof.made_up import result
 
@@ -128,7 +128,7 @@ def test_what_does_not_vary_among_the_played_ones_makes_no_other_one_a_stranger(
     places = {**played, "deep": {"classes": classes - 1, "depth": 3.0}}
     found = best_by_likeness(table, ["a"], "val", places, price=0.0, most=1)
     assert found["deep"] is None
-    rule = fit_contextual(table, played, {"a": []}, "val")
+    rule = fit_nearest(table, played, {"a": []}, "val")
     assert rule.choose(places["deep"]) is None
 
 
@@ -142,46 +142,22 @@ def test_what_was_played_further_on_some_members_alone_is_not_taught() -> None:
     assert set(found.values()) == {"fair"}
 
 
-PLANS = {
-    "wide": ({"epoch": 0, "op": "grow", "slot": 0, "blueprint": "conv_heavy"},),
-    "thin": ({"epoch": 0, "op": "grow", "slot": 0, "blueprint": "norm"},),
-}
-
-
-def family(gain: float) -> tuple[Table, dict[str, dict[str, float]]]:
-    """Narrow members want the wide seed, noisy ones the thin seed or nothing."""
-    table: Table = {}
-    places = {}
-    for number in range(6):
-        noise = float(number >= 3)
-        own = (gain, 0.05) if not noise else (-gain, 0.1)
-        table[f"m{number}"] = {"wide": ratios(*[own[0]] * 8), "thin": ratios(*[own[1]] * 8)}
-        places[f"m{number}"] = {"label_noise": 5 * noise, "slots": 3.0 + 0.1 * number}
-    return table, places
-
-
-def test_a_contextual_rule_tells_tasks_apart_by_their_descriptors() -> None:
-    table, places = family(0.4)
-    rule = fit_contextual(table, places, PLANS, "val")
-    assert rule.choose({"label_noise": 0.0, "slots": 3.0}) == "wide"
-    assert rule.choose({"label_noise": 5.0, "slots": 3.0}) == "thin"
-    assert rule.held_out == pytest.approx((0.4 + 0.1) / 2)
-    assert rule.neighbours < 5
-
-
-def test_a_contextual_rule_waits_where_nothing_helps_and_survives_its_file() -> None:
-    table, places = family(0.4)
-    for own in table.values():
-        own["thin"] = ratios(*[-0.2] * 8)
-    rule = fit_contextual(table, places, PLANS, "val")
-    assert rule.choose({"label_noise": 5.0, "slots": 3.0}) is None
-    assert rule.schedule({"label_noise": 5.0, "slots": 3.0}) == ()
-    again = ContextualRule.from_mapping(rule.to_mapping(), "a file")
-    assert again == rule
-    with pytest.raises(UsageError, match="needs the descriptors slots"):
-        again.choose({"label_noise": 5.0})
-    with pytest.raises(UsageError, match="holds no contextual schedule"):
-        ContextualRule.from_mapping([], "a file")
+def test_a_few_arms_serve_the_members_together() -> None:
+    places = {"m": {"slots": 1.0}, "n": {"slots": 9.0}}
+    many = [0.0] * 64
+    table: Table = {
+        "m": {"lucky": ratios(9.0), "a": ratios(*[0.5] * 64), "b": ratios(*[0.4] * 64)},
+        "n": {"lucky": ratios(9.0), "a": ratios(*[-0.5] * 64), "b": ratios(*[-0.4] * 64)},
+    }
+    for own, worth in zip(table.values(), (-0.1, 0.1), strict=True):
+        own["c"] = ratios(*[worth] * 64)
+        own["nothing"] = ratios(*many)
+    table["m"]["here alone"] = ratios(*[9.0] * 64)
+    arms = [*table["m"]]
+    # One seed is not compared with 64 as long as there are enough others.
+    assert choose_few(table, arms, "val", places, 2) == ["a", "c"]
+    assert choose_few(table, arms, "val", places, 1) == ["a"]
+    assert choose_few(table, arms, "val", places, 9) == ["lucky", "a", "b", "c", "nothing"]
 
 
 def test_hindsight_is_worth_what_members_differ_by() -> None:

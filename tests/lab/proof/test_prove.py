@@ -178,6 +178,8 @@ def test_every_opening_of_the_claim_has_seeds_of_its_own(tmp_path: Path) -> None
     [
         (["wait", "wait"], "two arms are called 'wait'"),
         (["static", "wait"], "the first arm is compared with the others"),
+        (["halving", "wait"], "the first arm is compared with the others"),
+        (["wait", "halving:2"], "arm 'halving' takes no argument"),
         (["wait", "scratch:heuristic"], "needs the arm 'heuristic'"),
         (["wait", "scratch"], "write scratch:ARM"),
         (["wait", "contextual"], "write contextual:FILE"),
@@ -191,14 +193,18 @@ def test_arms_that_make_no_sense(arms: list[str], words: str) -> None:
 
 
 def test_files_that_hold_something_else(tmp_path: Path, schedule: str) -> None:
-    with pytest.raises(UsageError, match="holds no contextual schedule"):
+    with pytest.raises(UsageError, match="holds no rule by descriptors"):
         make_arm(parse_arm(f"contextual:{schedule}"))
-    with pytest.raises(UsageError, match="has no schedules by member"):
+    with pytest.raises(UsageError, match="has no plans by member"):
         make_arm(parse_arm(f"privileged:{schedule}"))
+    mixed = tmp_path / "mixed.json"
+    mixed.write_text(json.dumps({"one": 2, "other": []}))
+    with pytest.raises(UsageError, match="has both schedules and depths"):
+        make_arm(parse_arm(f"privileged:{mixed}"))
     empty = tmp_path / "empty.json"
     empty.write_text("{}")
     arm = make_arm(parse_arm(f"privileged:{empty}"))
-    with pytest.raises(UsageError, match="has no schedule for 'width 2, all images'"):
+    with pytest.raises(UsageError, match="has no plan for 'width 2, all images'"):
         arm.schedule(MEMBERS[0])
 
 
@@ -226,7 +232,7 @@ def test_all_arms_spend_the_same_training_flops_within_a_step(tmp_path: Path) ->
     )
     arms = [
         *("slope:windows=1,margin=9,latest=0.8", f"schedule:{plan}", "plateau:blueprints=[kin]"),
-        *("depth:4", "depth:2,tuned", "static", "scratch:schedule"),
+        *("depth:4", "depth:2,tuned", "static", "halving", "scratch:schedule"),
     ]
     own = proof(
         tmp_path / "out",
@@ -241,8 +247,14 @@ def test_all_arms_spend_the_same_training_flops_within_a_step(tmp_path: Path) ->
     assert own.run()
     found = {each.arm: each for each in own.results.of("proof")}
     budget = members[0].task().compute_budget(config.validation_samples)
+    runs = own.results.of("halving")
+    assert [each.arm for each in runs] == [f"halving, depth {depth}" for depth in (1, 2, 4, 8)]
     for name, each in found.items():
         step = 3 * config.batch_size * max(each.flops)
+        if name == "halving":
+            step = sum(3 * config.batch_size * max(run.flops) for run in runs)
+            for place, error in enumerate(each.test_errors):
+                assert error in [run.test_errors[place] for run in runs]
         for spent in each.training_flops:
             assert 0 <= budget - spent < step, name
         assert each.ablation_flops == [0.0, 0.0]
@@ -252,4 +264,7 @@ def test_all_arms_spend_the_same_training_flops_within_a_step(tmp_path: Path) ->
     assert sizes["depth 4"] > sizes["depth 2, tuned"] > 1.3
     assert sizes["scratch schedule"] == pytest.approx(sizes["schedule"], rel=0.02)
     required = [spec.name for spec in own.specs if spec.kind not in REPORTED_ONLY]
-    assert {"depth 4", "depth 2, tuned"} <= set(required)
+    assert {"depth 4", "depth 2, tuned", "halving"} <= set(required)
+    again = (tmp_path / "out" / "results.jsonl").read_bytes()
+    assert own.run()
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == again

@@ -6,15 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from esper.lab.proof.arm import DepthArm, parse_arm
 from esper.lab.proof.plans import PlainSchedule
 from esper.lab.proof.play import Player
+from esper.lab.proof.prove import make_arm
 from esper.lab.proof.search import Search, SearchConfig
+from esper.lab.proof.static import deepened
+from esper.lab.tasks.member import GivenMember
 from esper.leyline.errors import UsageError
-from tests.lab.proof.small import member, play_config
+from tests.lab.population.tiny_tasks import TinyText
+from tests.lab.proof.small import QUICK, member, play_config
 
 MEMBERS = (member(2, horizon=6), member(3, 200, horizon=6))
 UNPLAYED = member(4, 100, horizon=6)
-CONFIG = SearchConfig(rungs=("4x1", "2x2"), children=(2, 1), heuristics=2, play=play_config(rows=8))
+CONFIG = SearchConfig(
+    rungs=("4x1", "2x2"), children=(2, 1), choices=2, heuristics=2, play=play_config(rows=8)
+)
 
 
 def search(folder: Path, stop_after: int | None = None) -> Search:
@@ -81,12 +88,18 @@ def test_what_others_take_is_written(whole: Search) -> None:
         return json.loads((whole.folder / name).read_text())
 
     summary = read("summary.json")
+    few = read("split1.json")["plans"]
+    assert len(few) == len(read("contextual.json")["plans"]) == CONFIG.choices == 2
+    assert set(few) <= {each.arm for each in whole.results if each.purpose == "rung 1"}
     assert read("schedule.json") == [
         dict(entry) for entry in whole.plans[summary["best_single"]["plan"]]
     ]
     assert set(read("privileged.json")) == {each.label for each in MEMBERS}
     assert set(read("lessons.json")) == {each.label for each in (*MEMBERS, UNPLAYED)}
-    assert read("contextual.json")["kind"] == "contextual schedule"
+    kinds = {"contextual": "contextual schedule", "split1": "rule of splits"}
+    for name, kind in {**kinds, "split2": "rule of splits"}.items():
+        assert read(f"{name}.json")["kind"] == kind
+        assert read(f"{name}.json")["held_out"] == summary["rules"][name]["held_out_log_ratio"]
     assert read("heuristic.json") == summary["heuristic"]["settings"]
     lines = (whole.folder / "ratios.jsonl").read_text().splitlines()
     ratios = [json.loads(line) for line in lines]
@@ -122,6 +135,35 @@ def test_a_clone_is_taught_no_schedule_that_begins_before_there_was_anything_to_
     others = {name: own if name == best else late(own) for name, own in whole.plans.items()}
     assert teach(0.0, others) == taught
     assert taught[0] not in teach(0.1, others)
+
+
+def test_static_depths_are_played_and_chosen_by_member_and_by_descriptors(tmp_path: Path) -> None:
+    base = TinyText.defaults.replace(horizon=6, budget="6x")
+    texts = [
+        GivenMember(f"rate {rate:g}", TinyText(base.replace(learning_rate=rate)))
+        for rate in (0.001, 0.01)
+    ]
+    play = play_config(population=QUICK.replace(copies=True))
+    config = SearchConfig(rungs=("2x2",), space="doublings", heuristics=0, depths=(2, 4), play=play)
+    found = Search(config, texts, tmp_path, Player(play))
+    assert found.run()
+    assert sum(len(each.seeds) for each in found.results) == found.rows == 2 * 2 * (1 + 2 + 2)
+    sizes = {each.arm: each.flops[0] / each.host_flops for each in found.results}
+    assert 1.0 == sizes["wait"] < sizes["depth 2"] < sizes["depth 4"]
+    depths = found.conclude()["depths"]
+    assert depths["log_ratios"][str(depths["best_single"])] == max(depths["log_ratios"].values())
+    assert depths["headroom"]["seeds"] == 2
+    assert "depth 2" not in json.dumps(found.conclude()["rules"]), "schedules and depths are apart"
+    in_hindsight = make_arm(parse_arm(f"privileged:{tmp_path / 'depth_privileged.json'}"))
+    for each in texts:
+        best = depths["best_by_member"][each.label]["depth"]
+        assert in_hindsight.task(each).host_flops == deepened(each.task(), best).host_flops
+    for name, rule in depths["rules"].items():
+        file = tmp_path / f"depth_{name}.json"
+        arm = make_arm(parse_arm(f"contextual:{file}"))
+        assert isinstance(arm, DepthArm)
+        assert json.loads(file.read_text())["plans"] == {"depth 2": 2, "depth 4": 4}
+        assert rule["held_out_log_ratio"] == json.loads(file.read_text())["held_out"]
 
 
 def test_rungs_are_checked() -> None:

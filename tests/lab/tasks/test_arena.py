@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from esper.lab.proof.arm import deepened
+from esper.lab.proof.static import deepened
 from esper.lab.tasks.arena import HORIZON, DepthMember, Draws
 from esper.lab.tasks.family import DEPTH_FAMILY, DEPTH_SMALL
 

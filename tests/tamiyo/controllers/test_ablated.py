@@ -16,6 +16,7 @@ from esper.tamiyo.controllers.ablated import (
     AblatedController,
     FrozenCurves,
     OnlyCurves,
+    ShuffledCurves,
     WithoutCurves,
 )
 from esper.tamiyo.controllers.learned import LearnedController
@@ -121,3 +122,21 @@ def test_they_are_controllers_by_name(tmp_path: Path, policy: Policy) -> None:
         assert made.greedy
         with pytest.raises(UsageError, match=f"{kind.name}:FOLDER"):
             make_controller(kind.name, CONTEXT)
+
+
+def test_shuffled_curves_are_those_of_another_row(policy: Policy, tmp_path: Path) -> None:
+    own = random_signals(8, 3, torch.Generator().manual_seed(0))[0]
+    donors = [(row + 3) % 8 for row in range(8)]
+    controller = ShuffledCurves(policy, CONTEXT, donors)
+    plain = shown(LearnedController(policy, CONTEXT, greedy=True), own)
+    is_curve = controller._is_curve
+    expected = torch.where(is_curve, plain[donors], plain)
+    assert torch.equal(shown(controller, own), expected)
+    assert not torch.equal(expected, plain)
+    itself = ShuffledCurves(policy, CONTEXT, list(range(8)))
+    assert torch.equal(shown(itself, own), plain)
+    save_policy(tmp_path / "policy", policy)
+    built = ShuffledCurves.build(str(tmp_path / "policy"), CONTEXT, donors)
+    assert torch.equal(shown(built, own), expected)
+    with pytest.raises(AssertionError, match="every row needs a donor"):
+        controller.reset(9, "cpu")

@@ -6,135 +6,29 @@ controller, so that hundreds of plans cost little more than one.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints.kin import KIN
-from esper.kasmina.hosts import BuiltInSeed, GrownConfig
-from esper.lab.population.engine import PopulationConfig, SlotSpec
-from esper.lab.population.sequential import find_slots
 from esper.lab.proof.plans import PlainSchedule
+from esper.lab.proof.static import Architecture, deepened, from_scratch, widened, with_share
 from esper.lab.tasks.member import AnyMember
 from esper.lab.tasks.task import Task
 from esper.leyline.actions import placeholder_actions
-from esper.leyline.config import Config
 from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.errors import ConfigError, UsageError, nearest
+from esper.leyline.errors import UsageError, nearest
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import CONTROLLERS, find_controller, find_policy, make_controller
+from esper.tamiyo.controllers.ablated import ShuffledCurves
+from esper.utils.process import grouped
 from esper.utils.randomness import derive_seed
-
-# ---- Static networks: wider and deeper hosts, and grown architectures trained from scratch
-
-
-WIDTHS = ("channels", "hidden", "dim")
-"""Options that are the width of a host."""
-
-Architecture = tuple[BuiltInSeed, ...]
-
-
-def widened(task: Task, factor: float, learning_rate: float) -> Task:
-    """Return the task with a host of `factor` times the width, and another learning rate.
-
-    Raises:
-        UsageError: The host has no option for its width.
-    """
-    options = task.config.host_options
-    names = {field.name for field in dataclasses.fields(options)} & set(WIDTHS)
-    if not names:
-        raise UsageError(
-            f"host {task.config.host!r} has none of the options {', '.join(WIDTHS)}, so it cannot "
-            "be widened; leave out the static arms"
-        )
-    changed = {name: _scaled(options, name, factor) for name in names}
-    return _with_host(task, host_options=options.replace(**changed), learning_rate=learning_rate)
-
-
-def _with_host(task: Task, **changes: Any) -> Task:
-    """Return the task with another host, and as many FLOPs as before.
-
-    A budget such as "10x" is a multiple of what the task's own host takes, so it becomes another
-    multiple of what the new one takes.
-    """
-    changed = type(task)(task.config.replace(**changes))
-    budget = task.config.budget
-    if not isinstance(budget, str):
-        return changed
-    times = float(budget.removesuffix("x")) * task.host_flops / changed.host_flops
-    return type(task)(changed.config.replace(budget=f"{times!r}x"))
-
-
-def _scaled(options: Config, name: str, factor: float) -> int | tuple[int, ...]:
-    value: int | tuple[int, ...] = getattr(options, name)
-    if isinstance(value, tuple):
-        return tuple(max(1, round(factor * each)) for each in value)
-    # Keep the width divisible by the number of attention heads.
-    unit: int = getattr(options, "heads", 1) if name == "dim" else 1
-    return max(unit, unit * round(factor * value / unit))
-
-
-def from_scratch(task: Task, seeds: Architecture) -> Task:
-    """Return the task whose host has these seeds from the beginning."""
-    options = GrownConfig(host=task.config.host, host_options=task.config.host_options, seeds=seeds)
-    return _with_host(task, host=f"grown_{task.topology}", host_options=options)
-
-
-def deepened(task: Task, depth: int) -> Task:
-    """Return the task whose host has `depth` blocks from the beginning where it has one now.
-
-    These are the blocks in front of slots in which copies can grow. A depth whose cost the budget
-    does not pay for is halved until it does, as a controller could not grow to it either.
-
-    Raises:
-        UsageError: No block can be copied.
-    """
-    if depth == 1:
-        return task
-    deeper = from_scratch(task, _copies(task, depth - 1))
-    try:
-        deeper.compute_budget(task.config.validation_samples)
-    except ConfigError:
-        return deepened(task, depth // 2)
-    return deeper
-
-
-_COPYABLE: dict[Hashable, tuple[SlotSpec, ...]] = {}
-"""Slots by host and options: the members of a family share a few hosts."""
-
-
-def _copies(task: Task, count: int) -> Architecture:
-    """Return so many copies of the block in front of every slot that can hold them."""
-    config = task.config
-    key = (type(task).build_host, config.host, repr(config.host_options), config.input_shape)
-    if key not in _COPYABLE:
-        _COPYABLE[key] = find_slots(task.build_host(0), task, PopulationConfig(copies=True))
-    slots = _COPYABLE[key]
-    fitting = [slot for slot in slots if not slot.kin.problem]
-    if not fitting:
-        raise UsageError(
-            f"no block of host {task.config.host!r} can be copied, so that it cannot be deepened: "
-            f"at {slots[0].name} {slots[0].kin.problem}; leave out the arms of depth"
-        )
-    return tuple(
-        BuiltInSeed(slot=slot.name, blueprint=KIN, channels=slot.channels, copies=count)
-        for slot in fitting
-    )
-
-
-def commonest(architectures: Sequence[Architecture]) -> Architecture:
-    """Return the most frequent architecture; of equals the first."""
-    return Counter(architectures).most_common(1)[0][0]
-
 
 # ---- Several controllers for the rows of one population
 
@@ -185,6 +79,8 @@ WAIT = "wait"
 STATIC = "static"
 DEPTH = "depth"
 SCRATCH = "scratch"
+SHUFFLED = ShuffledCurves.name
+HALVING = "halving"
 
 DRAWS_NOTHING = (
     *(WAIT, "plateau", "heuristic", "trial", "slope", "schedule", "greedy", "tamiyo"),
@@ -229,6 +125,59 @@ class ControllerArm:
 
 
 @dataclass(frozen=True)
+class ShuffledArm:
+    """A learned policy that sees the curves of other members.
+
+    Its rows are played together on all members of a proof, because each is shown what another of
+    them measures at the same step (`find_donors`).
+    """
+
+    name: str
+    folder: str
+
+    def task(self, member: AnyMember) -> Task:
+        """Return the member's own task."""
+        return member.task()
+
+    def controller(self, context: ControllerContext, donors: Sequence[int]) -> Controller:
+        """Return the controller for all rows; `donors` are the rows whose curves they see."""
+        return ShuffledCurves.build(self.folder, context, donors)
+
+
+def find_donors(members: Sequence[AnyMember]) -> dict[str, str]:
+    """Return for every member the one whose curves it is shown, by label.
+
+    Members with the same kind of host and number of slots are put into a circle, in an order drawn
+    by their labels, and each is shown the curves of the next. A member that is the only one of its
+    kind is shown those of the next in the circle of all members. The order of the members does not
+    matter.
+
+    Raises:
+        UsageError: There is one member.
+    """
+    if len(members) < 2:
+        raise UsageError(
+            f"arm {SHUFFLED!r} shows every member the curves of another one, and there is only "
+            f"{members[0].label!r}; choose more members"
+        )
+    drawn = sorted(members, key=lambda member: derive_seed(0, member.label, "donors"))
+    everyone = [member.label for member in drawn]
+    kinds = grouped((_kind_of(member), member.label) for member in drawn)
+    found: dict[str, str] = {}
+    for alike in kinds.values():
+        circle = alike if len(alike) > 1 else everyone
+        for label in alike:
+            found[label] = circle[(circle.index(label) + 1) % len(circle)]
+    return found
+
+
+def _kind_of(member: AnyMember) -> tuple[str, int]:
+    """Return the kind of a member's host and its number of slots."""
+    task = member.task()
+    return task.config.host, len(task.slot_paths)
+
+
+@dataclass(frozen=True)
 class StaticArm:
     """A wider host without growth, with its own learning rate on every member."""
 
@@ -244,17 +193,19 @@ class StaticArm:
 
 @dataclass(frozen=True)
 class DepthArm:
-    """A deeper host without growth."""
+    """A deeper host without growth, of the same depth on every member or one for each."""
 
     name: str
-    depth: int
+    depth: Callable[[AnyMember], int]
     """Blocks where the member's host has one."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Learning rate by member; the member's own where there is none."""
+    share: float = 1.0
+    """Share of the member's budget that it has."""
 
     def task(self, member: AnyMember) -> Task:
         """Return the member's task with a deeper host."""
-        task = deepened(member.task(), self.depth)
+        task = deepened(with_share(member.task(), self.share), self.depth(member))
         rate = self.rates.get(member.label, task.config.learning_rate)
         return type(task)(task.config.replace(learning_rate=rate))
 
@@ -272,7 +223,7 @@ class ScratchArm:
         return from_scratch(member.task(), self.architectures[member.label])
 
 
-Arm = ScheduleArm | ControllerArm | StaticArm | DepthArm | ScratchArm
+Arm = ScheduleArm | ControllerArm | ShuffledArm | StaticArm | DepthArm | ScratchArm
 """Something to compare; `task` returns the task of its rows on a member."""
 
 
@@ -291,7 +242,7 @@ def group_of(arm: Arm, member: AnyMember) -> tuple[str, ...]:
     """Return the key of cells that share one controller."""
     if isinstance(arm, ControllerArm):
         return (arm.name, member.label) if arm.is_drawing else (arm.name,)
-    return ()
+    return (arm.name,) if isinstance(arm, ShuffledArm) else ()
 
 
 def seed_of(arm: Arm, member: AnyMember) -> int:
@@ -308,13 +259,18 @@ class ArmSpec:
 
     name: str
     kind: str
-    """A registered controller, or contextual, privileged, static, depth, scratch."""
+    """A registered controller, or one of those that only proofs have, such as contextual."""
     argument: str | None
 
     @property
     def controller(self) -> str:
         """The controller's name with its argument."""
         return self.kind if self.argument is None else f"{self.kind}:{self.argument}"
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether it follows from results of other rows: rates, networks that grew, or curves."""
+        return self.is_tuned or self.kind in (SCRATCH, HALVING)
 
     @property
     def depth(self) -> int:
@@ -341,16 +297,18 @@ KINDS = {
     "trial": "one seed at a time from the middle slot, kept if it contributes (trial:seeds=1)",
     "slope": "doubles the depth of a stage when that pays per FLOP (slope:windows=4)",
     "schedule": "one schedule on every member (schedule:FILE)",
-    "contextual": "a schedule by the task's descriptors, without feedback (contextual:FILE)",
-    "privileged": "the schedule searched on the member itself (privileged:FILE)",
+    "contextual": "what a rule of a search chooses by the task's descriptors (contextual:FILE)",
+    "privileged": "what a search found best on the member itself (privileged:FILE)",
     "greedy": "a learned policy, its likeliest actions (greedy:FOLDER, or just the FOLDER)",
     "learned": "a learned policy that samples its actions (learned:FOLDER)",
     "frozen": "a learned policy whose curves stay at their first values (frozen:FOLDER)",
     "without_curves": "a learned policy that sees no curves (without_curves:FOLDER)",
     "only_curves": "a learned policy that sees nothing but curves (only_curves:FOLDER)",
+    "shuffled": "a learned policy that sees the curves of another member (shuffled:FOLDER)",
     "tamiyo": "the learned controller of Esper, or one in a folder (tamiyo:FOLDER)",
     "static": "hosts of 1, 1.5, 2 and 3 times the width, each at its own tuned learning rate",
     "depth": "4 blocks for each one of the host, from the start (depth:4, or depth:4,tuned)",
+    "halving": "depths 1, 2, 4 and 8; the better half goes on, twice; one budget in total",
     "scratch": "the architecture that another arm grew, trained from scratch (scratch:ARM)",
 }
 """The kinds of arms, for help texts."""
@@ -363,11 +321,11 @@ def parse_arm(text: str) -> ArmSpec:
     if match and ":" not in match[1] and "/" not in match[1]:
         name, spec = match[1].strip(), match[2]
     kind, colon, argument = spec.partition(":")
-    if kind in (*_FILES, SCRATCH) and not argument:
-        wanted = "ARM" if kind == SCRATCH else "FILE"
+    if kind in (*_FILES, SCRATCH, SHUFFLED) and not argument:
+        wanted = {SCRATCH: "ARM", SHUFFLED: "FOLDER"}.get(kind, "FILE")
         raise UsageError(f"arm {kind!r} needs an argument; write {kind}:{wanted}")
-    if kind == STATIC and colon:
-        raise UsageError(f"arm 'static' takes no argument, got {argument!r}")
+    if kind in (STATIC, HALVING) and colon:
+        raise UsageError(f"arm {kind!r} takes no argument, got {argument!r}")
     if kind == DEPTH:
         if not _DEPTH.match(argument):
             raise UsageError(
@@ -375,7 +333,7 @@ def parse_arm(text: str) -> ArmSpec:
                 f"depth:4, or depth:4{_TUNED} to tune its learning rate"
             )
         return ArmSpec(name or f"depth {argument.replace(',', ', ')}", kind, argument)
-    known = (*_FILES, STATIC, SCRATCH)
+    known = (*_FILES, STATIC, SCRATCH, SHUFFLED, HALVING)
     if kind not in known and kind not in CONTROLLERS:
         if not find_policy(spec).exists():
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Chooses from the results of a search: the best single schedule, one per member, a rule by task.
+"""Chooses from the results of a search: the best single schedule, and the best one per member.
 
 The choices are made from one table: for every member and arm, the log ratios of errors to those of
 the waiting network with the same seed. A mean over few seeds is shrunk towards the arm's results on
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.lab.proof.plans import PlainSchedule, portfolio, shared_ranking
+from esper.lab.proof.plans import portfolio, shared_ranking
 from esper.lab.proof.results import CellResult
 from esper.lab.proof.statistics import log_ratios
 from esper.leyline.errors import UsageError
@@ -30,8 +30,6 @@ _SAME = 1e-9
 """Relative deviation below which numbers count as equal."""
 _SEED_NOISE = 1.0
 """Variance of one seed, in units of the variance between members."""
-NEIGHBOURS = (1, 3, 5, 9)
-"""Numbers of neighbours that are tried for a contextual rule, by leave-one-out."""
 
 
 @dataclass(slots=True)
@@ -135,10 +133,10 @@ def _standardised(members: Sequence[str], known: Sequence[str], places: Places) 
     """Return descriptors [members, D], standardised by those of the known members."""
     names = sorted(places[known[0]])
     rows = [np.array([[places[m][name] for name in names] for m in of]) for of in (members, known)]
-    return np.asarray((rows[0] - rows[1].mean(0)) / _units(rows[1]))
+    return np.asarray((rows[0] - rows[1].mean(0)) / units_of(rows[1]))
 
 
-def _units(rows: Reals) -> Reals:
+def units_of(rows: Reals) -> Reals:
     """Return the standard deviation of every column; 1 if all its numbers are equal.
 
     The deviation of equal numbers may be tiny by rounding; dividing by it would make any other
@@ -172,12 +170,36 @@ def _likeness(a: Reals, b: Reals) -> Reals:
 
 def most_played(table: Table, arms: Sequence[str]) -> list[str]:
     """Return the arms with the most seeds on every member."""
+    least = _seeds_everywhere(table, arms)
+    most = max(least.values(), default=0)
+    return [arm for arm in least if least[arm] == most]
+
+
+def _seeds_everywhere(table: Table, arms: Sequence[str]) -> dict[str, int]:
+    """Return the least number of seeds on a member, of the arms that were played on every one."""
     least = {
         arm: min((len(own[arm].seeds) if arm in own else 0) for own in table.values())
         for arm in arms
     }
-    most = max(least.values(), default=0)
-    return [arm for arm in arms if least[arm] == most and most > 0]
+    return {arm: count for arm, count in least.items() if count}
+
+
+def choose_few(
+    table: Table, arms: Sequence[str], split: Split, places: Places, most: int
+) -> list[str]:
+    """Return the arms, at most so many, that together serve the members best.
+
+    They were played on every member. As long as enough are left, those with few seeds do not
+    compete: the best of many means over few seeds is mostly luck.
+    """
+    seeds = _seeds_everywhere(table, arms)
+    if len(seeds) <= most:
+        return list(seeds)
+    enough = sorted(seeds.values(), reverse=True)[most - 1]
+    finalists = [arm for arm, count in seeds.items() if count >= enough]
+    played = {member: {arm: own[arm] for arm in finalists} for member, own in table.items()}
+    chosen = portfolio(shrunk(played, split, places), most)
+    return [arm for arm in finalists if arm in chosen]
 
 
 def best_single(table: Table, arms: Sequence[str], split: Split) -> str:
@@ -242,118 +264,3 @@ def measure_headroom(table: Table, arms: Sequence[str], split: Split) -> dict[st
         "members": float(len(values)),
         "seeds": float(seeds),
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextualRule:
-    """Chooses a schedule for a task by its descriptors: the best one on similar tasks.
-
-    Descriptors are standardised over the members. The value of a schedule is its mean over the
-    nearest members, weighted by distance; the value of waiting is 0.
-    """
-
-    neighbours: int
-    centre: dict[str, float]
-    scale: dict[str, float]
-    places: dict[str, dict[str, float]]
-    """Descriptors by member."""
-    values: dict[str, dict[str, float]]
-    """Mean log ratio by member and plan."""
-    plans: dict[str, list[dict[str, Any]]]
-    """Schedules by name."""
-    held_out: float
-    """Mean log ratio of its choices for held-out members."""
-
-    def choose(self, descriptors: Mapping[str, float]) -> str | None:
-        """Return the name of the plan for a task; None if waiting looks best."""
-        return _nearest_best(self, descriptors, list(self.places))
-
-    def schedule(self, descriptors: Mapping[str, float]) -> PlainSchedule:
-        """Return the schedule for a task."""
-        chosen = self.choose(descriptors)
-        return () if chosen is None else self.plans[chosen]
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return plain data that `from_mapping` reads back."""
-        return {"kind": "contextual schedule", **asdict(self)}
-
-    @classmethod
-    def from_mapping(cls, mapping: Any, where: str) -> ContextualRule:
-        """Return the rule from the contents of a file."""
-        if not isinstance(mapping, Mapping) or mapping.get("kind") != "contextual schedule":
-            raise UsageError(f"{where} holds no contextual schedule; `esper search` writes them")
-        return cls(**{key: value for key, value in mapping.items() if key != "kind"})
-
-
-def fit_contextual(
-    table: Table,
-    places: Places,
-    plans: Mapping[str, PlainSchedule],
-    split: Split,
-) -> ContextualRule:
-    """Return the rule with the best number of neighbours, by leave-one-out over members.
-
-    Args:
-        table: log ratios of the plans.
-        places: descriptors by member.
-        plans: schedules by name; those that were played on every member are candidates.
-        split: which errors count.
-    """
-    everywhere = [name for name in plans if all(name in own for own in table.values())]
-    chosen = {member: {name: own[name] for name in everywhere} for member, own in table.items()}
-    names = sorted(next(iter(places.values())))
-    rows = np.array([[place[name] for name in names] for place in places.values()])
-    centre = dict(zip(names, rows.mean(0).tolist(), strict=True))
-    scale = dict(zip(names, _units(rows).tolist(), strict=True))
-    best: ContextualRule | None = None
-    for neighbours in dict.fromkeys(min(each, max(1, len(places) - 1)) for each in NEIGHBOURS):
-        rule = ContextualRule(
-            neighbours=neighbours,
-            centre=centre,
-            scale=scale,
-            places={member: dict(place) for member, place in places.items()},
-            values=shrunk(chosen, split, places),
-            plans={name: [dict(entry) for entry in plans[name]] for name in everywhere},
-            held_out=0.0,
-        )
-        worth = _held_out(rule, chosen, split)
-        if best is None or worth > best.held_out:
-            best = ContextualRule(**{**asdict(rule), "held_out": worth})
-    assert best is not None, "there is always a number of neighbours to try"
-    return best
-
-
-def _held_out(rule: ContextualRule, table: Table, split: Split) -> float:
-    """Return the mean log ratio of the rule's choices for held-out members."""
-    worth = []
-    for member in rule.places:
-        others = [each for each in rule.places if each != member] or [member]
-        plan = _nearest_best(rule, rule.places[member], others)
-        worth.append(0.0 if plan is None else table[member][plan].mean(split))
-    return sum(worth) / len(worth)
-
-
-def _nearest_best(
-    rule: ContextualRule, descriptors: Mapping[str, float], known: Sequence[str]
-) -> str | None:
-    missing = [name for name in rule.centre if name not in descriptors]
-    if missing:
-        raise UsageError(
-            f"the contextual schedule needs the descriptors {', '.join(missing)}; "
-            "run the search again"
-        )
-
-    def distance(member: str) -> float:
-        place = rule.places[member]
-        return math.sqrt(
-            sum(((descriptors[name] - place[name]) / rule.scale[name]) ** 2 for name in rule.centre)
-        )
-
-    asked = sorted(known, key=distance)[: rule.neighbours]
-    weights = [1.0 / (0.5 + distance(member)) for member in asked]
-    values = {
-        plan: sum(w * rule.values[m][plan] for w, m in zip(weights, asked, strict=True))
-        for plan in rule.plans
-    }
-    best = max(values, key=lambda plan: values[plan], default=None)
-    return best if best is not None and values[best] > 0 else None

@@ -92,6 +92,8 @@ def portfolio(scores: Scores, places: int, first: Sequence[str] = ()) -> list[st
 
 
 PlainSchedule: TypeAlias = Sequence[PlainEntry]
+PlainPlan: TypeAlias = PlainSchedule | int
+"""A schedule, or the depth of a static network."""
 
 FIRST, MIDDLE, LAST = "0%", "50%", "100%"
 POSITIONS = (FIRST, MIDDLE, LAST)

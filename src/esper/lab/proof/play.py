@@ -1,14 +1,15 @@
 """Plays cells, which are arms on members with seeds, as rows of as few populations as possible.
 
 A row depends on its member, its arm and its seed alone, so cells can be played together in any
-combination and order. One population plays one chunk after another and keeps its worker processes,
-its data and its captured steps.
+combination and order. Rows of a `ShuffledArm` also depend on those of other members, so all cells
+of such an arm are a bundle, which is always played as a whole. One population plays one chunk after
+another and keeps its worker processes, its data and its captured steps.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +23,16 @@ from esper.kasmina.row_group import keep_rows
 from esper.lab.population.engine import PopulationConfig, Strategy
 from esper.lab.population.population import Population
 from esper.lab.population.ray_population import AnyPopulation, RayCluster, RayPopulation
-from esper.lab.proof.arm import Arm, ControllerArm, RowControllers, ScheduleArm, group_of, seed_of
+from esper.lab.proof.arm import (
+    Arm,
+    ControllerArm,
+    RowControllers,
+    ScheduleArm,
+    ShuffledArm,
+    find_donors,
+    group_of,
+    seed_of,
+)
 from esper.lab.proof.results import CellResult, ResultFile, ablation_flops, training_flops
 from esper.lab.proof.statistics import error_rate
 from esper.lab.tasks.dataset import TaskData
@@ -38,7 +48,7 @@ from esper.leyline.stages import AlphaAlgorithm, SeedStage
 from esper.simic.training.config import LIFE
 from esper.simic.training.episodes import live_episodes
 from esper.tamiyo.controllers.schedule import Schedule, ScheduleController, parse_schedule
-from esper.utils.process import choose_device
+from esper.utils.process import choose_device, grouped
 
 _DECIMALS = 4
 """Of the scores in curves."""
@@ -189,7 +199,13 @@ class Player:
 
     def play_missing(self, cells: Sequence[Cell], results: ResultFile) -> bool:
         """Play cells without a result and store theirs; return whether all have one now."""
-        for found in self.play([cell for cell in cells if cell.key not in results]):
+        missing = [
+            cell
+            for bundle in _bundles(cells)
+            if any(each.key not in results for each in bundle)
+            for cell in bundle
+        ]
+        for found in self.play(missing):
             results.add(found)
         return all(cell.key in results for cell in cells)
 
@@ -302,6 +318,8 @@ def _make_controllers(stage: Stage) -> RowControllers:
         context = stage.context(seed_of(first.arm, first.member))
         if isinstance(first.arm, ControllerArm):
             controller: Controller = first.arm.controller(context)
+        elif isinstance(first.arm, ShuffledArm):
+            controller = first.arm.controller(context, _donor_rows(cells))
         else:
             schedules = parse_schedules(cells, context)
             controller = ScheduleController(schedules, context, is_quiet=True)
@@ -319,16 +337,37 @@ def parse_schedules(cells: Sequence[Cell], context: ControllerContext) -> list[S
     return found
 
 
+def _donor_rows(cells: Sequence[Cell]) -> list[int]:
+    """Return for every row of a shuffled arm the row of its donor with the same seed."""
+    seeds = cells[0].seeds
+    assert all(cell.seeds == seeds for cell in cells), "donors have the same seeds"
+    donors = find_donors([cell.member for cell in cells])
+    first = {cell.member.label: number * len(seeds) for number, cell in enumerate(cells)}
+    return [
+        first[donors[cell.member.label]] + place for cell in cells for place in range(len(seeds))
+    ]
+
+
+def _bundles(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Return the cells that must be played together: all of a shuffled arm, or one alone."""
+
+    def key(number: int, cell: Cell) -> Hashable:
+        return (cell.purpose, cell.arm.name) if isinstance(cell.arm, ShuffledArm) else number
+
+    return list(grouped((key(*pair), pair[1]) for pair in enumerate(cells)).values())
+
+
 def make_chunks(cells: Sequence[Cell], rows: int) -> list[list[Cell]]:
-    """Group cells into chunks of at most so many rows; a larger cell is a chunk of its own."""
+    """Group cells into chunks of at most so many rows; a larger bundle is a chunk of its own."""
     chunks: list[list[Cell]] = []
     room = 0
-    for cell in cells:
-        if room < len(cell.seeds):
+    for bundle in _bundles(cells):
+        size = sum(len(cell.seeds) for cell in bundle)
+        if room < size:
             chunks.append([])
-            room = max(rows, len(cell.seeds))
-        chunks[-1].append(cell)
-        room -= len(cell.seeds)
+            room = max(rows, size)
+        chunks[-1] += bundle
+        room -= size
     return chunks
 
 

@@ -2,28 +2,26 @@
 
 The first arm, the subject, is compared with every other. There are three stages, whose results are
 stored in `results.jsonl`: learning rates of the static networks, chosen by validation on separate
-seeds; all arms; and the architectures that arms grew, trained from scratch.
+seeds; all arms, among them the runs that successive halving chooses from; and the architectures
+that arms grew, trained from scratch.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from esper.lab.population.engine import EXECUTION_SETTINGS
 from esper.lab.proof.arm import (
     DEPTH,
+    HALVING,
     SCRATCH,
+    SHUFFLED,
     STATIC,
     WAIT,
     Arm,
@@ -32,14 +30,15 @@ from esper.lab.proof.arm import (
     DepthArm,
     ScheduleArm,
     ScratchArm,
+    ShuffledArm,
     StaticArm,
     check_names,
-    commonest,
+    find_donors,
     parse_arm,
     waiting,
 )
-from esper.lab.proof.choose import ContextualRule
-from esper.lab.proof.plans import PlainSchedule
+from esper.lab.proof.halving import combine, halving_arms
+from esper.lab.proof.plans import PlainPlan, PlainSchedule
 from esper.lab.proof.play import Cell, PlayConfig, Player
 from esper.lab.proof.results import (
     RESULTS_FILE,
@@ -54,11 +53,13 @@ from esper.lab.proof.results import (
     restraint,
     summarise,
 )
+from esper.lab.proof.rules import read_rule
+from esper.lab.proof.static import commonest
 from esper.lab.proof.statistics import Floats, compare, log_ratios
-from esper.lab.tasks.family import FamilySplit, MemberChoice
+from esper.lab.tasks.family import MemberChoice
 from esper.lab.tasks.member import AnyMember
 from esper.leyline.config import Config, option
-from esper.leyline.errors import UsageError, unknown_name
+from esper.leyline.errors import UsageError
 from esper.utils.settings import read_named
 
 PROOF_SEEDS = 1 << 34
@@ -104,7 +105,7 @@ class ProveConfig(Config):
         super().__post_init__()
         specs = [parse_arm(text) for text in self.arms]
         check_names(specs)
-        if specs and (specs[0].is_tuned or specs[0].kind == SCRATCH):
+        if specs and specs[0].is_derived:
             raise UsageError(
                 f"the first arm is compared with the others, so it cannot be {specs[0].name!r}; "
                 "put a controller first"
@@ -130,16 +131,26 @@ class Proof:
         self.specs = [parse_arm(text) for text in config.arms]
         if WAIT not in {spec.name for spec in self.specs}:
             self.specs.append(ArmSpec(WAIT, WAIT, None))
-        self._plain = [
-            make_arm(spec) for spec in self.specs if not spec.is_tuned and spec.kind != SCRATCH
-        ]
+        self._plain = [make_arm(spec) for spec in self.specs if not spec.is_derived]
+        if self._has(SHUFFLED):
+            find_donors(self.members)
+        self._halving: list[DepthArm] = []
+        if self._has(HALVING):
+            self._halving = halving_arms(self.members, config.play.horizon)
         self.results = ResultFile(folder / RESULTS_FILE)
 
     def run(self) -> bool:
         """Play what is missing; return False if stopped."""
         return (
             self._play(self._rate_cells())
-            and self._play([*self._cells(self._plain), *self._cells(self._tuned())])
+            and self._play(
+                [
+                    *self._cells(self._plain),
+                    *self._cells(self._tuned()),
+                    *self._cells(self._halving, HALVING),
+                ]
+            )
+            and self._halve()
             and self._play(self._cells(self._scratch()))
         )
 
@@ -187,10 +198,10 @@ class Proof:
     def _play(self, cells: Sequence[Cell]) -> bool:
         return self._player.play_missing(cells, self.results)
 
-    def _cells(self, arms: Sequence[Arm]) -> list[Cell]:
+    def _cells(self, arms: Sequence[Arm], purpose: str = "proof") -> list[Cell]:
         first = PROOF_SEEDS + (self.config.opening << 20)
         seeds = tuple(range(first, first + self.config.seeds))
-        return [Cell("proof", arm, member, seeds) for member in self.members for arm in arms]
+        return [Cell(purpose, arm, member, seeds) for member in self.members for arm in arms]
 
     def _rate_cells(self) -> list[Cell]:
         seeds = tuple(range(RATE_SEEDS, RATE_SEEDS + self.config.rate_seeds))
@@ -234,6 +245,18 @@ class Proof:
     def _rate_error(self, arm: Arm, member: AnyMember) -> float:
         return fmean(np.log(self.results.get(("rates", arm.name, member.label)).val_errors))
 
+    def _halve(self) -> bool:
+        """Store what successive halving chooses from its runs; there is nothing to stop."""
+        found = []
+        for spec in self.specs:
+            for member in self.members if spec.kind == HALVING else ():
+                if ("proof", spec.name, member.label) not in self.results:
+                    keys = [(HALVING, run.name, member.label) for run in self._halving]
+                    found.append(combine([self.results.get(key) for key in keys], spec.name))
+        if found:
+            self.results.add(found)
+        return True
+
     def _scratch(self) -> list[Arm]:
         """Return arms that train from scratch what other arms grew most often on every member."""
         found: list[Arm] = []
@@ -263,36 +286,54 @@ class Proof:
 def make_arm(spec: ArmSpec) -> Arm:
     """Return the arm of a specification; its file is read."""
     if spec.kind == WAIT:
-        return dataclasses.replace(waiting(), name=spec.name)
+        return replace(waiting(), name=spec.name)
     if spec.kind == DEPTH:
-        return DepthArm(spec.name, spec.depth)
+        return _depth_arm(spec, "", {})
     if spec.kind == "schedule" and spec.argument:
         entries: PlainSchedule = read_named(spec.argument, "schedule")
         return ScheduleArm(spec.name, lambda member: entries)
     if spec.kind == "contextual":
         assert spec.argument is not None, "parse_arm asks for a file"
-        document = read_named(spec.argument, "contextual schedule")
-        rule = ContextualRule.from_mapping(document, spec.argument)
-        return ScheduleArm(spec.name, lambda member: rule.schedule(member.descriptors()))
+        rule = read_rule(read_named(spec.argument, "rule"), spec.argument)
+        return _planned(spec, rule.plans, lambda member: rule.plan(member.descriptors()))
     if spec.kind == "privileged":
-        return ScheduleArm(spec.name, _privileged(spec.argument or ""))
+        assert spec.argument is not None, "parse_arm asks for a file"
+        plans = read_named(spec.argument, "plans by member")
+        if not isinstance(plans, Mapping):
+            raise UsageError(
+                f"{spec.argument} has no plans by member; give privileged.json of a search"
+            )
+        return _planned(spec, plans, partial(_own_plan, spec.argument, plans))
+    if spec.kind == SHUFFLED:
+        assert spec.argument is not None, "parse_arm asks for a folder"
+        return ShuffledArm(spec.name, spec.argument)
     return ControllerArm(spec.name, spec.controller)
 
 
-def _privileged(path: str) -> Any:
-    schedules = read_named(path, "schedules by member")
-    if not isinstance(schedules, Mapping):
-        raise UsageError(f"{path} has no schedules by member; give privileged.json of a search")
+def _planned(
+    spec: ArmSpec, plans: Mapping[str, Any], choose: Callable[[AnyMember], Any]
+) -> ScheduleArm | DepthArm:
+    """Return the arm that carries out the chosen plan of every member.
 
-    def schedule(member: AnyMember) -> PlainSchedule:
-        if member.label not in schedules:
-            raise UsageError(
-                f"{path} has no schedule for {member.label!r}; run `esper search` on these members"
-            )
-        found: PlainSchedule = schedules[member.label]
-        return found
+    Args:
+        spec: its specification.
+        plans: the plans in its file, by name or by member: schedules, or depths.
+        choose: returns the plan of a member; None waits.
+    """
+    depths = [isinstance(plan, int) for plan in plans.values()]
+    if any(depths) and not all(depths):
+        raise UsageError(f"{spec.argument} has both schedules and depths; write either into a file")
+    if any(depths):
+        return DepthArm(spec.name, lambda member: choose(member) or 1)
+    return ScheduleArm(spec.name, lambda member: choose(member) or ())
 
-    return schedule
+
+def _own_plan(path: str, plans: Mapping[str, PlainPlan], member: AnyMember) -> PlainPlan:
+    if member.label not in plans:
+        raise UsageError(
+            f"{path} has no plan for {member.label!r}; run `esper search` on these members"
+        )
+    return plans[member.label]
 
 
 MakeArm = Callable[[str, Mapping[str, float]], Arm]
@@ -304,173 +345,4 @@ def _static_arm(size: float, end: str, rates: Mapping[str, float]) -> Arm:
 
 
 def _depth_arm(spec: ArmSpec, end: str, rates: Mapping[str, float]) -> Arm:
-    return DepthArm(f"{spec.name}{end}", spec.depth, rates)
-
-
-# ---- Public benchmarks: sets of members with a name and a version that never change
-
-
-CONTROLS = (WAIT, "random", "periodic", "plateau", "heuristic")
-"""The arms that every entry is compared with."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Benchmark:
-    """A named and versioned set of tasks."""
-
-    name: str
-    """Such as digits-v1; its definition never changes."""
-    summary: str
-    checksum: str
-    """Checksum of all settings that affect scores; a test compares it."""
-    family: str
-    split: FamilySplit = "select"
-    seeds: int = 8
-    count: int = 0
-    horizon: int = 0
-
-    def config(self, entry: str | None = None) -> ProveConfig:
-        """Return the settings that compare an entry with the controls, or the controls alone."""
-        return ProveConfig(
-            benchmark=self.name,
-            arms=CONTROLS if entry is None else (entry, *CONTROLS),
-            seeds=self.seeds,
-            members=MemberChoice(family=self.family, split=self.split, count=self.count),
-            play=PlayConfig(horizon=self.horizon),
-        )
-
-    def tasks(self) -> dict[str, AnyMember]:
-        """Return the tasks by name, such as digits-v1/03."""
-        members = self.config().members.find()
-        return {f"{self.name}/{number:02}": each for number, each in enumerate(members, start=1)}
-
-    def scores(self) -> dict[str, Any] | None:
-        """Return the published scores of the controls; None if not measured yet."""
-        file = resources.files("esper.lab.proof") / "scores" / f"{self.name}.json"
-        if not file.is_file():
-            return None
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return found
-
-
-BENCHMARKS: dict[str, Benchmark] = {
-    each.name: each
-    for each in (
-        Benchmark(
-            name="digits-quick-v1",
-            summary="4 members of the digits, 4 seeds, 30 epochs: minutes on two cores",
-            checksum="939c4d26384cb392",
-            family="digits_family",
-            seeds=4,
-            count=4,
-            horizon=30,
-        ),
-        Benchmark(
-            name="digits-v1",
-            summary="16 members of the digits with few images and wrong labels; fits a CPU",
-            checksum="261a97375e12c198",
-            family="digits_family",
-        ),
-        Benchmark(
-            name="image16-v1",
-            summary="32 members of CIFAR-10 at 16x16; a GPU",
-            checksum="e4618f517c52e6f9",
-            family="image16_family",
-        ),
-    )
-}
-"""Every benchmark by name."""
-
-
-def get_benchmark(name: str) -> Benchmark:
-    """Return the benchmark with a name, or raise with the nearest known one."""
-    if name not in BENCHMARKS:
-        raise unknown_name("benchmark", name, BENCHMARKS)
-    return BENCHMARKS[name]
-
-
-def describe_benchmarks() -> dict[str, dict[str, Any]]:
-    """Return all benchmarks with their tasks and the controls' scores, as plain data."""
-    return {
-        name: {
-            "summary": each.summary,
-            "checksum": each.checksum,
-            "tasks": {task: member.label for task, member in each.tasks().items()},
-            "seeds": each.seeds,
-            "scores": each.scores(),
-        }
-        for name, each in BENCHMARKS.items()
-    }
-
-
-def checksum(config: ProveConfig) -> str:
-    """Return a checksum of what affects scores: not of arms, devices, data paths and widths."""
-    population = {
-        name: value
-        for name, value in config.play.population.to_mapping().items()
-        if name not in EXECUTION_SETTINGS
-    }
-    decides = {
-        "seeds": config.seeds,
-        "opening": config.opening,
-        "confidence": config.confidence,
-        "limits": [config.play.param_limit, config.play.flop_limit],
-        "horizon": config.play.horizon,
-        # The published checksums are older than the choice.
-        **({} if config.play.keep == "last" else {"keep": config.play.keep}),
-        "population": _without(_NEWER_OF_POPULATIONS, population),
-        "tasks": [
-            [
-                each.label,
-                each.task().name,
-                _without(_NEWER_OF_TASKS, each.task().config.to_mapping()),
-            ]
-            for each in config.members.find(config.opening)
-        ],
-    }
-    text = json.dumps(decides, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-_NEWER_OF_POPULATIONS = {
-    "copies": False,
-    "lifecycle": {"immediate": "auto", "rules": {"max_copies": 7}},
-}
-_NEWER_OF_TASKS = {"budget": None}
-"""Settings that the published checksums are older than; their defaults have no effect on scores."""
-
-
-def _without(newer: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without those of `newer` that have the value there."""
-    kept = {}
-    for name, value in settings.items():
-        if isinstance(newer.get(name), Mapping):
-            kept[name] = _without(newer[name], value)
-        elif name not in newer or value != newer[name]:
-            kept[name] = value
-    return kept
-
-
-def check_entry(config: ProveConfig) -> None:
-    """Raise if the settings differ from those of the named benchmark."""
-    benchmark = get_benchmark(config.benchmark)
-    if checksum(config) != benchmark.checksum:
-        raise UsageError(
-            f"{benchmark.name} fixes members, seeds, limits and lifecycle; leave out options that "
-            "change them, or leave out --benchmark"
-        )
-    missing = [name for name in CONTROLS if name not in config.arms]
-    if missing:
-        raise UsageError(f"{benchmark.name} needs all controls; add the arms {', '.join(missing)}")
-
-
-def publishable(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scores of all arms of a finished benchmark, in the published form."""
-    arms = {
-        name: {key: arm[key] for key in ("test_score", "error", "parameters", "flops")}
-        for name, arm in found["arms"].items()
-    }
-    for name, score in found["ranking"].items():
-        arms[name]["score"] = score
-    name = found["benchmark"]
-    return {"benchmark": name, "checksum": get_benchmark(name).checksum, "arms": arms}
+    return DepthArm(f"{spec.name}{end}", lambda member: spec.depth, rates)

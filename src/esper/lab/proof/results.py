@@ -82,7 +82,7 @@ class CellResult:
     """Results of an arm on a member; lists are over seeds."""
 
     purpose: str
-    """'proof', 'rates', or the rung of a search."""
+    """'proof', 'rates', 'halving', or the rung of a search."""
     arm: str
     member: str
     seeds: list[int]

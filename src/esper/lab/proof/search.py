@@ -10,19 +10,19 @@ and other choices can be made from the file.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from esper.lab.proof.arm import Arm, ScheduleArm, heuristic_arm, waiting
+from esper.lab.proof.arm import Arm, DepthArm, ScheduleArm, heuristic_arm, waiting
 from esper.lab.proof.choose import (
     Places,
     Table,
     best_by_likeness,
     best_by_member,
     best_single,
-    fit_contextual,
+    choose_few,
     measure_headroom,
     most_played,
     read_table,
@@ -30,6 +30,7 @@ from esper.lab.proof.choose import (
 )
 from esper.lab.proof.doublings import breed_doublings, make_doublings
 from esper.lab.proof.plans import (
+    PlainPlan,
     PlainSchedule,
     Rung,
     breed_plan,
@@ -44,6 +45,7 @@ from esper.lab.proof.plans import (
 )
 from esper.lab.proof.play import Cell, PlayConfig, Player
 from esper.lab.proof.results import RESULTS_FILE, ResultFile
+from esper.lab.proof.rules import FITS
 from esper.lab.tasks.family import MemberChoice
 from esper.lab.tasks.member import AnyMember
 from esper.leyline.config import Config, option
@@ -57,8 +59,8 @@ SEARCH_SEEDS = 1 << 33
 
 SCHEDULE_FILE = "schedule.json"
 PRIVILEGED_FILE = "privileged.json"
+DEPTHS_FILE = "depth_privileged.json"
 LESSONS_FILE = "lessons.json"
-CONTEXTUAL_FILE = "contextual.json"
 HEURISTIC_FILE = "heuristic.json"
 RATIOS_FILE = "ratios.jsonl"
 PLANS_FILE = "plans.json"
@@ -84,6 +86,12 @@ class SearchConfig(Config):
         "seeds",
         "What plans do: grow seeds, or double the depth of all stages by copies of their blocks.",
     )
+    depths: tuple[int, ...] = option(
+        (),
+        "Depths of static networks that are also played, on as many seeds as waiting; none if "
+        "empty.",
+        minimum=2,
+    )
     heuristics: int = option(
         16, "Settings of the heuristic that are also tried; 0 for none.", minimum=0
     )
@@ -91,6 +99,12 @@ class SearchConfig(Config):
         "val",
         "Errors that choose: those of validation, or of the test split, which is fair only on "
         "members without claims, such as train members.",
+    )
+    choices: int = option(
+        10,
+        "Most schedules that rules by descriptors choose among: those that together serve the "
+        "members best.",
+        minimum=1,
     )
     lessons: int = option(
         2,
@@ -152,6 +166,7 @@ class Search:
         self.plans: dict[str, PlainSchedule] = {plan.name: plan.entries for plan in plans}
         if (folder / PLANS_FILE).exists():
             self.plans |= read_plans(folder / PLANS_FILE)
+        self.depths = {f"depth {depth}": depth for depth in config.depths}
         rotation = HeuristicConfig().rotation
         self.settings: dict[str, dict[str, Any]] = {
             f"heuristic {number}": draw_heuristic(config.seed, number, rotation)
@@ -163,7 +178,10 @@ class Search:
     def rows(self) -> int:
         """Number of networks that are trained in total."""
         first = self.rungs[0]
-        arms = sum(rung.seeds * (1 + rung.plans + self._heuristics(rung)) for rung in self.rungs)
+        always = 1 + len(self.depths)
+        arms = sum(
+            rung.seeds * (always + rung.plans + self._heuristics(rung)) for rung in self.rungs
+        )
         return len(self.members) * (arms + first.seeds * sum(self.config.children))
 
     def run(self) -> bool:
@@ -192,12 +210,11 @@ class Search:
         single = best_single(table, list(self.plans), split)
         places = self._places()
         by_member = best_by_member(table, list(self.plans), split, places)
-        rule = fit_contextual(table, places, self.plans, split)
+        few = choose_few(table, list(self.plans), split, places, self.config.choices)
         self._write(SCHEDULE_FILE, self._entries(single))
         privileged = {member: self._entries(plan) for member, (plan, _) in by_member.items()}
         self._write(PRIVILEGED_FILE, privileged)
         self._write(LESSONS_FILE, self._lessons(table, places))
-        self._write(CONTEXTUAL_FILE, rule.to_mapping())
         summary: dict[str, Any] = {
             "members": [member.label for member in self.members],
             "rows": self.rows,
@@ -216,8 +233,10 @@ class Search:
                 for member, (plan, worth) in by_member.items()
             },
             "headroom": measure_headroom(table, list(self.plans), split),
-            "contextual": {"neighbours": rule.neighbours, "held_out_log_ratio": rule.held_out},
+            "rules": self._rules(table, places, {plan: self.plans[plan] for plan in few}),
         }
+        if self.depths:
+            summary["depths"] = self._conclude_depths(table, places)
         if self.settings:
             best = best_single(table, list(self.settings), split)
             self._write(HEURISTIC_FILE, self.settings[best])
@@ -284,6 +303,7 @@ class Search:
             settings = shared_ranking(means)[: self._heuristics(rung)]
         return [
             waiting(),
+            *(DepthArm(name, _always(depth)) for name, depth in self.depths.items()),
             *(ScheduleArm(name, _always(self.plans[name])) for name in plans),
             *(heuristic_arm(name, self.settings[name]) for name in settings),
         ]
@@ -319,6 +339,40 @@ class Search:
         )
         return {member: self._entries(plan) for member, plan in best.items()}
 
+    def _conclude_depths(self, table: Table, places: Places) -> dict[str, Any]:
+        """Choose the best depths of static networks, write them, and return a summary.
+
+        Depth 1 is waiting.
+        """
+        split, names = self.config.choose_by, list(self.depths)
+        by_member = {
+            member: (1 if name is None else self.depths[name], worth)
+            for member, (name, worth) in best_by_member(table, names, split, places).items()
+        }
+        self._write(DEPTHS_FILE, {member: depth for member, (depth, _) in by_member.items()})
+        worth = {1: 0.0} | {d: self._worth(table, n)["log_ratio"] for n, d in self.depths.items()}
+        return {
+            "best_single": max(worth, key=lambda depth: worth[depth]),
+            "log_ratios": {str(depth): value for depth, value in worth.items()},
+            "best_by_member": {
+                member: {"depth": depth, "log_ratio": value}
+                for member, (depth, value) in by_member.items()
+            },
+            "headroom": measure_headroom(table, names, split),
+            "rules": self._rules(table, places, self.depths, "depth_"),
+        }
+
+    def _rules(
+        self, table: Table, places: Places, plans: Mapping[str, PlainPlan], prefix: str = ""
+    ) -> dict[str, dict[str, Any]]:
+        """Write the rules that choose among some plans by descriptors, and return a summary."""
+        found = {}
+        for name, fit in FITS.items():
+            rule = fit(table, places, plans, self.config.choose_by)
+            self._write(f"{prefix}{name}.json", rule.to_mapping())
+            found[name] = {"rule": rule.describe(), "held_out_log_ratio": rule.held_out}
+        return found
+
     def _entries(self, plan: str | None) -> list[dict[str, Any]]:
         """Return the schedule of a plan; None is waiting, which has no entries."""
         return [] if plan is None else [dict(entry) for entry in self.plans[plan]]
@@ -344,5 +398,5 @@ def _only(table: Table, names: Container[str]) -> Table:
     return {m: {arm: own[arm] for arm in own if arm in names} for m, own in table.items()}
 
 
-def _always(entries: PlainSchedule) -> Any:
-    return lambda member: entries
+def _always(plan: PlainPlan) -> Any:
+    return lambda member: plan

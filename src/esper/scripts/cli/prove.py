@@ -77,8 +77,9 @@ def set_up(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from esper.lab.proof.arm import KINDS
+    from esper.lab.proof.benchmark import describe_benchmarks, publishable
     from esper.lab.proof.play import Player
-    from esper.lab.proof.prove import Proof, ProveConfig, describe_benchmarks, publishable
+    from esper.lab.proof.prove import Proof, ProveConfig
     from esper.lab.proof.results import write_report
     from esper.nissa.recorded import stop_signals
 
@@ -112,7 +113,8 @@ def run(options: argparse.Namespace) -> int:
 def make(options: argparse.Namespace) -> Any:
     """Return the configuration of the options."""
     from esper.lab.proof.arm import parse_arm, weights_digest
-    from esper.lab.proof.prove import ProveConfig, check_entry, get_benchmark
+    from esper.lab.proof.benchmark import check_entry, get_benchmark
+    from esper.lab.proof.prove import ProveConfig
 
     if options.benchmark:
         if len(options.arms) > 1 or options.quick:

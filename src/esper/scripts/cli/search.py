@@ -7,6 +7,7 @@ Examples:
   esper search --family image16_family --count 24 --out runs/search       64 plans, then 16, then 4
   esper search --rungs 16x2 4x4 --heuristics 4 --count 3 --out runs/small
   esper search --family depth_small --rungs 8x2 --out runs/depth       when to double the depth
+  esper search --family depth_small --set depths='[2, 4, 8]' --out runs/depth    and static depths
   esper search --resume --out runs/search                                 continue after a stop
 
 files in the folder:
@@ -14,6 +15,9 @@ files in the folder:
   heuristic.json   the heuristic's best settings   esper grow --controller heuristic:FILE
   privileged.json  the best schedule per member    esper prove ... privileged:FILE
   contextual.json  schedules by task descriptors   esper prove ... contextual:FILE
+  split1.json      the same, by one comparison     esper prove ... contextual:FILE
+  split2.json      the same, by two comparisons    esper prove ... contextual:FILE
+  depth_*.json     the same choices among depths   --set depths='[2, 4, 8]'
   lessons.json     a schedule for every train member of the family    esper clone FOLDER
   summary.json     the results in short
   results.jsonl    every network: errors, sizes, what it grew
@@ -133,19 +137,12 @@ def print_summary(found: dict[str, Any]) -> None:
         f"{best['log_ratio']:+.3f} (test {best['test_log_ratio']:+.3f}), "
         f"{best['parameters']:.2f} times the parameters, {best['flops']:.2f} times the FLOPs",
     )
-    if worth := found["headroom"]:
-        print_line(
-            console,
-            f"best schedule of each member in hindsight: {worth['hindsight']:+.3f} ± "
-            f"{worth['standard_error']:.3f} over the best single one (log ratio, chosen on half of "
-            f"{worth['seeds']:.0f} seeds, scored on the other half)",
-        )
-    rule = found["contextual"]
-    print_line(
-        console,
-        f"schedules by descriptors: {rule['held_out_log_ratio']:+.3f} on members left out "
-        f"({rule['neighbours']} neighbours)",
-    )
+    _print_choices("schedule", found)
+    if "depths" in found:
+        depths = found["depths"]
+        worth = ", ".join(f"{depth}: {ratio:+.3f}" for depth, ratio in depths["log_ratios"].items())
+        print_line(console, f"best single static depth: {depths['best_single']}; {worth}")
+        _print_choices("depth", depths)
     if "heuristic" in found:
         tuned = found["heuristic"]
         settings = ",".join(f"{key}={value}" for key, value in tuned["settings"].items())
@@ -156,3 +153,21 @@ def print_summary(found: dict[str, Any]) -> None:
     for member, own in found["best_by_member"].items():
         table.add_row(safe(member), f"{own['log_ratio']:+.3f}", safe(own["schedule"]))
     console.print(table)
+
+
+def _print_choices(what: str, found: dict[str, Any]) -> None:
+    """Print what hindsight is worth, and the rules that choose by descriptors."""
+    console = out_console()
+    if worth := found["headroom"]:
+        print_line(
+            console,
+            f"best {what} of each member in hindsight: {worth['hindsight']:+.3f} ± "
+            f"{worth['standard_error']:.3f} over the best single one (log ratio, chosen on half of "
+            f"{worth['seeds']:.0f} seeds, scored on the other half)",
+        )
+    for name, rule in found["rules"].items():
+        print_line(
+            console,
+            f"{what} by descriptors, {name}: {rule['held_out_log_ratio']:+.3f} on members left "
+            f"out; {rule['rule']}",
+        )

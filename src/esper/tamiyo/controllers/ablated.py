@@ -7,6 +7,7 @@ What is legal is as ever, so that every action can be carried out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -106,3 +107,44 @@ class FrozenCurves(AblatedController):
         super().load_state_dict(state)
         device = self.policy.network.floors.device
         self._first = None if state["first"] is None else state["first"].clone().to(device)
+
+
+class ShuffledCurves(AblatedController):
+    """Sees the curves of another row at the same step, and everything else of its own.
+
+    Curves of a slot are those of the other row's slot in the same place; where that row has none,
+    they are those of an empty slot. A row whose episode has ended keeps its last curves.
+
+    It has no name among controllers, because only a proof knows which rows belong together.
+
+    Args:
+        policy: the network with its observation statistics and its blueprints.
+        context: the slots, blueprints and seed of the run.
+        donors: for every row the number of the row whose curves it is shown.
+    """
+
+    name = "shuffled"
+
+    def __init__(
+        self, policy: Policy, context: ControllerContext, donors: Sequence[int] = ()
+    ) -> None:
+        """Keep the donors."""
+        super().__init__(policy, context)
+        self._donors = torch.tensor(donors, dtype=torch.int64)
+
+    @classmethod
+    def build(
+        cls, argument: str | None, context: ControllerContext, donors: Sequence[int] = ()
+    ) -> ShuffledCurves:
+        """Return the controller for the policy in a folder."""
+        return cls(load_named(cls.name, argument), context, donors)
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Start at the first step."""
+        assert len(self._donors) == rows, "every row needs a donor"
+        super().reset(rows, device)
+
+    def _observe(self, signals: Signals, device: torch.device) -> tuple[Tensor, Tensor]:
+        raw, blueprints = super()._observe(signals, device)
+        others = raw[self._donors.to(raw.device)]
+        return torch.where(self._is_curve.to(raw.device), others, raw), blueprints

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from esper.kasmina.hosts import BuiltInSeed, ResnetConfig, TransformerConfig, VitConfig
-from esper.lab.proof.arm import DepthArm, commonest, deepened, from_scratch, widened
+from esper.lab.proof.arm import DepthArm
+from esper.lab.proof.static import commonest, deepened, from_scratch, widened
 from esper.lab.tasks.member import GivenMember
 from esper.lab.tasks.task import Task, get_task
 from esper.leyline.errors import UsageError
@@ -46,7 +47,7 @@ def test_stages_and_patches_are_widened() -> None:
 
 
 def test_a_host_without_a_width_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.lab.proof.arm.WIDTHS", ("breadth",))
+    monkeypatch.setattr("esper.lab.proof.static.WIDTHS", ("breadth",))
     with pytest.raises(UsageError, match="cannot be widened"):
         widened(member(4).task(), 2.0, 0.1)
 
@@ -81,8 +82,10 @@ def test_every_block_in_front_of_a_slot_is_as_many_from_the_beginning() -> None:
 
 def test_the_rate_is_the_members_own_or_a_tuned_one() -> None:
     own = GivenMember("text", text(learning_rate=0.3))
-    assert DepthArm("depth 2", 2).task(own).config.learning_rate == 0.3
-    assert DepthArm("depth 2", 2, {"text": 0.6}).task(own).config.learning_rate == 0.6
+    assert DepthArm("depth 2", lambda member: 2).task(own).config.learning_rate == 0.3
+    assert (
+        DepthArm("depth 2", lambda member: 2, {"text": 0.6}).task(own).config.learning_rate == 0.6
+    )
 
 
 def test_a_host_whose_blocks_cannot_be_copied_is_refused() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from esper.lab.proof.prove import (
+from esper.lab.proof.benchmark import (
     BENCHMARKS,
     CONTROLS,
     check_entry,
