@@ -51,7 +51,7 @@ SETTINGS: dict[str, Any] = {
     "play.population.ablate_every": 20,
 }
 """Settings of searches, clones and proofs on these members."""
-SEARCH_SETTINGS: dict[str, Any] = {"space": "doublings", "heuristics": 0}
+SEARCH_SETTINGS: dict[str, Any] = {"space": "doublings", "heuristics": 0, "depths": (2, 4, 8)}
 """The heuristic grows seeds of other kinds, so its settings are not searched."""
 
 
