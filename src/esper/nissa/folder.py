@@ -52,6 +52,8 @@ _OWN = (
     "results.jsonl",
     "results.json",
     "report.md",
+    "tables.json",
+    "tables.md",
     "ratios.jsonl",
     "schedule.json",
     "lessons.json",

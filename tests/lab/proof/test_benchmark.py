@@ -37,6 +37,8 @@ def test_an_entry_changes_nothing_that_counts() -> None:
     check_entry(config.replace(play=config.play.replace(device="cpu", rows=8)))
     for changed in (
         config.replace(seeds=5),
+        config.replace(wilcoxon=True),
+        config.replace(reported=()),
         config.replace(play=config.play.replace(param_limit=3.0)),
         config.replace(members=config.members.replace(count=3)),
     ):

@@ -106,6 +106,31 @@ def test_a_known_better_arm_wins_a_null_arm_ties_and_a_worse_one_loses(tmp_path:
         assert f"| {label} | " in report
 
 
+def test_a_proof_may_need_both_tests_and_says_so(tmp_path: Path) -> None:
+    played(tmp_path, {"heuristic": 0.2, "wait": 0.25}, members=MANY)
+    found = proof(tmp_path, ["heuristic", "wait"], members=MANY, seeds=6).conclude()
+    assert not found["comparisons"][0]["needs_ranks"]
+    assert "Wilcoxon's" not in write_report(found)
+    found = proof(tmp_path, ["heuristic", "wait"], members=MANY, seeds=6, wilcoxon=True).conclude()
+    assert found["comparisons"][0]["needs_ranks"]
+    assert found["comparisons"][0]["ranks"]["p_value"] == 2 / 128
+    assert "Wilcoxon's signed-rank test over members" in write_report(found)
+
+
+def test_a_proof_chooses_which_comparisons_it_requires(tmp_path: Path) -> None:
+    played(tmp_path, {"heuristic": 0.2, "wait": 0.25, "random": 0.3}, members=MANY)
+    arms = ["heuristic", "wait", "random"]
+
+    def required(**changes: object) -> set[str]:
+        found = proof(tmp_path, arms, members=MANY, seeds=6, **changes).conclude()
+        return {each["reference"] for each in found["comparisons"] if each["is_required"]}
+
+    assert required() == {"wait", "random"}
+    assert required(reported=("random",)) == {"wait"}
+    with pytest.raises(UsageError, match="did you mean 'random'"):
+        ProveConfig(reported=("rendom",))
+
+
 def test_two_members_cannot_tell_and_the_report_says_so(tmp_path: Path) -> None:
     played(tmp_path, {"heuristic": 0.2, "wait": 0.25})
     found = proof(tmp_path, ["heuristic", "wait"], seeds=6).conclude()

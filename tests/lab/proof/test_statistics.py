@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from statistics import fmean
@@ -11,6 +12,7 @@ import pytest
 
 from esper.lab.proof.statistics import (
     Interval,
+    RankTest,
     bootstrap_seeds,
     compare,
     error_rate,
@@ -21,9 +23,11 @@ from esper.lab.proof.statistics import (
     judge,
     least_p,
     log_ratios,
+    middle_of_pairs,
     percentile_interval,
     probability_of_improvement,
     resample_members,
+    signed_rank_p,
     two_sided_p,
 )
 from esper.leyline.errors import UsageError
@@ -193,6 +197,71 @@ def test_verdicts() -> None:
     assert judge(above, 0.06, 0.05) == "ties"
 
 
+def test_ranks_of_members_by_every_choice_of_signs() -> None:
+    # Ranks 1 to 6, and only the 1 is below 0: 2 of 64 choices of signs are as far out on a side.
+    assert signed_rank_p([2, 3, -1, 4, 5, 6]) == pytest.approx(2 * 2 / 64)
+    means = [0.3, -0.1, 0.7, 0.2, -0.4, 0.9, 1.1, 0.05]
+    ranks = {value: rank for rank, value in enumerate(sorted(means, key=abs), start=1)}
+    above = sum(rank for value, rank in ranks.items() if value > 0)
+    sums = [
+        sum(rank for rank, is_above in zip(ranks.values(), signs, strict=True) if is_above)
+        for signs in itertools.product((False, True), repeat=8)
+    ]
+    as_far = sum(each >= above for each in sums)
+    assert signed_rank_p(means) == pytest.approx(2 * as_far / 256)
+    assert signed_rank_p([-each for each in means]) == pytest.approx(2 * as_far / 256)
+
+
+def test_members_without_a_difference_say_nothing() -> None:
+    assert signed_rank_p([0.0] * 8) == 1.0
+    assert signed_rank_p([0.0] * 6 + [1.0, 2.0]) == pytest.approx(0.5)
+    assert signed_rank_p([1.0] * 5) == least_p(5)
+
+
+def test_the_middle_of_pairs_by_hand() -> None:
+    # 1, 1.5, 3.5, 2, 4 and 6.
+    assert middle_of_pairs([1, 2, 6]) == 2.75
+
+
+def lopsided() -> np.ndarray:
+    """Most members gain a little and a few lose much, so ranks are undecided."""
+    by_member = np.array([0.05] * 47 + [-0.15] * 13)
+    noise = np.random.default_rng(2).normal(0, 0.002, (60, 3))
+    return by_member[:, None] + noise
+
+
+def test_a_verdict_may_need_ranks_of_members_too() -> None:
+    tables = {"a": lopsided(), "b": table(0.2)}
+    usual = {each.reference: each for each in compare(tables, "mine", required=list(tables))}
+    both = compare(tables, "mine", required=list(tables), needs_ranks=True)
+    assert [each.verdict for each in usual.values()] == ["beats", "beats"]
+    assert [each.verdict for each in both] == ["ties", "beats"]
+    for each in both:
+        assert each.ranks == usual[each.reference].ranks
+        assert each.adjusted_p == usual[each.reference].adjusted_p
+        means = tables[each.reference].mean(1)
+        assert each.ranks.p_value == signed_rank_p(means)
+        assert each.ranks.middle == middle_of_pairs(means)
+    assert both[0].ranks.p_value > 0.05
+    # The correction is over the rank tests: the smaller p of two is doubled.
+    assert both[0].ranks.adjusted_p == both[0].ranks.p_value
+    assert both[1].ranks.adjusted_p == pytest.approx(2 * both[1].ranks.p_value)
+    alone = compare({"b": tables["b"]}, "mine")[0]
+    assert alone.ranks.adjusted_p == alone.ranks.p_value
+
+
+def test_ranks_have_to_agree_on_the_sign() -> None:
+    above, below = Interval(0.1, 0.05, 0.2), Interval(-0.1, -0.2, -0.05)
+    up, down = RankTest(0.1, 0.01, 0.02), RankTest(-0.1, 0.01, 0.02)
+    unsure = RankTest(0.1, 0.1, 0.2)
+    assert judge(above, 0.01, 0.05, up) == "beats"
+    assert judge(below, 0.01, 0.05, down) == "loses"
+    assert judge(above, 0.01, 0.05, down) == "ties"
+    assert judge(below, 0.01, 0.05, up) == "ties"
+    assert judge(above, 0.01, 0.05, unsure) == "ties"
+    assert judge(above, 0.06, 0.05, up) == "ties"
+
+
 def test_a_better_arm_wins_a_null_arm_ties_and_a_worse_one_loses() -> None:
     tables = {"bad": table(0.2), "same": table(0.0), "good": table(-0.2)}
     found = {each.reference: each for each in compare(tables, "mine", required=["bad", "same"])}
@@ -209,7 +278,7 @@ def test_a_verdict_in_words() -> None:
     better = compare({"wait": table(0.2)}, "mine", required=["wait"])[0]
     assert str(better).startswith("mine beats wait: 18.")
     assert "fewer errors, log ratio +0.2" in str(better)
-    assert "(95.0%), p = 0.0005 after Holm, better in 100% of pairs" in str(better)
+    assert "(95.0%), p = 0.0005 after Holm, 0.0005 by Wilcoxon, better in 100% of" in str(better)
     worse = compare({"wait": table(-0.2)}, "mine")[0]
     assert "mine loses to wait: 22" in str(worse)
     assert "more errors" in str(worse)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from esper.lab.tasks import get_family
+from esper.scripts.cli.main import build_parser
+from esper.scripts.cli.prove import make
 from esper.tamiyo.controllers import new_policy, save_policy
 from tests.scripts.cli.terminal import esper
 
@@ -94,3 +96,14 @@ def test_claim_members_are_drawn_by_the_weights_of_the_first_arm(
     drawn = get_family("depth_small").drawn_claim(key)
     assert json.loads(said.out)["members"] == [member.label for member in drawn]
     assert "put a learned policy first" in esper(capsys, "prove", "wait", *asked).complaint()
+
+
+def test_a_family_may_ask_for_both_tests_and_for_rules_by_descriptors() -> None:
+    for family, asks in (("depth_small", True), ("digits_family", False)):
+        asked = ["prove", "wait", "random", "--family", family]
+        parser = build_parser(asked)
+        config = make(parser.parse_args(asked))
+        assert config.wilcoxon is asks
+        assert ("contextual" in config.reported) is not asks
+        changed = [*asked, "--set", f"wilcoxon={'false' if asks else 'true'}"]
+        assert make(parser.parse_args(changed)).wilcoxon is not asks

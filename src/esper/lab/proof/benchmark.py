@@ -12,7 +12,7 @@ from typing import Any
 from esper.lab.population.engine import EXECUTION_SETTINGS
 from esper.lab.proof.arm import WAIT
 from esper.lab.proof.play import PlayConfig
-from esper.lab.proof.prove import ProveConfig
+from esper.lab.proof.prove import REPORTED_ONLY, ProveConfig
 from esper.lab.tasks.family import FamilySplit, MemberChoice
 from esper.lab.tasks.member import AnyMember
 from esper.leyline.errors import UsageError, unknown_name
@@ -123,8 +123,10 @@ def checksum(config: ProveConfig) -> str:
         "confidence": config.confidence,
         "limits": [config.play.param_limit, config.play.flop_limit],
         "horizon": config.play.horizon,
-        # The published checksums are older than the choice.
+        # The published checksums are older than these choices.
         **({} if config.play.keep == "last" else {"keep": config.play.keep}),
+        **({"wilcoxon": True} if config.wilcoxon else {}),
+        **({} if config.reported == REPORTED_ONLY else {"reported": config.reported}),
         "population": _without(_NEWER_OF_POPULATIONS, population),
         "tasks": [
             [

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.lab.proof.hindsight import cross_fit
 from esper.lab.proof.plans import portfolio, shared_ranking
 from esper.lab.proof.results import CellResult
 from esper.lab.proof.statistics import log_ratios
@@ -228,6 +229,20 @@ def best_by_member(
     return found
 
 
+def hindsight_values(table: Table, arms: Sequence[str], split: Split) -> Reals:
+    """Return log ratios [members, arms, seeds] to choose from in hindsight; the first is waiting.
+
+    Arms are those with the most seeds on every member; all have as many seeds as any of them.
+    """
+    finalists = most_played(table, arms)
+    seeds = min((len(own[arm].seeds) for own in table.values() for arm in finalists), default=0)
+    rows = [
+        [np.zeros(seeds), *(getattr(own[arm], split)[:seeds] for arm in finalists)]
+        for own in table.values()
+    ]
+    return np.array(rows, dtype=np.float64)
+
+
 def measure_headroom(table: Table, arms: Sequence[str], split: Split) -> dict[str, float]:
     """Return what the best arm of every member in hindsight gains over the best single one.
 
@@ -239,28 +254,17 @@ def measure_headroom(table: Table, arms: Sequence[str], split: Split) -> dict[st
         best single arm gains over waiting; and the numbers of `members` and `seeds`. Nothing where
         an arm has a single seed.
     """
-    finalists = most_played(table, arms)
-    seeds = min((len(own[arm].seeds) for own in table.values() for arm in finalists), default=0)
+    values = hindsight_values(table, arms, split)
+    seeds = values.shape[-1]
     if seeds < 2:
         return {}
-    values = np.array(
-        [
-            [np.zeros(seeds), *(getattr(own[arm], split)[:seeds] for arm in finalists)]
-            for own in table.values()
-        ]
-    )
-    first, second = values[..., ::2].mean(-1), values[..., 1::2].mean(-1)
-    rows = np.arange(len(values))
-    own, single = [], []
-    for chosen, judged in ((first, second), (second, first)):
-        own.append(judged[rows, chosen.argmax(1)])
-        single.append(judged[:, chosen.mean(0).argmax()])
-    gains = np.mean(own, 0) - np.mean(single, 0)
+    own, single = cross_fit(values)
+    gains = own - single
     error = gains.std(ddof=1) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
     return {
         "hindsight": float(gains.mean()),
         "standard_error": float(error),
-        "single": float(np.mean(single)),
+        "single": float(single.mean()),
         "members": float(len(values)),
         "seeds": float(seeds),
     }

@@ -20,6 +20,7 @@ import numpy as np
 from esper.lab.proof.arm import (
     DEPTH,
     HALVING,
+    KINDS,
     SCRATCH,
     SHUFFLED,
     STATIC,
@@ -59,7 +60,7 @@ from esper.lab.proof.statistics import Floats, compare, log_ratios
 from esper.lab.tasks.family import MemberChoice
 from esper.lab.tasks.member import AnyMember
 from esper.leyline.config import Config, option
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, unknown_name
 from esper.utils.settings import read_named
 
 PROOF_SEEDS = 1 << 34
@@ -68,7 +69,7 @@ RATE_SEEDS = 1 << 36
 """First of the seeds that choose learning rates."""
 
 REPORTED_ONLY = ("contextual", "privileged", STATIC, SCRATCH)
-"""Kinds of arms whose comparisons are reported and not required."""
+"""Kinds of arms whose comparisons are reported and not required, by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,13 @@ class ProveConfig(Config):
     confidence: float = option(
         0.95, "Confidence of intervals and verdicts.", above=0.5, maximum=0.999
     )
+    wilcoxon: bool = option(
+        False, "Whether verdicts also need Wilcoxon's signed-rank test over members."
+    )
+    reported: tuple[str, ...] = option(
+        REPORTED_ONLY,
+        "Kinds of arms whose comparisons are reported without correction; the others are required.",
+    )
     opening: int = option(0, "Opening of the claim, 1 or 2; 0 for other splits.", minimum=0)
     members: MemberChoice = option(MemberChoice(), "The members.")
     play: PlayConfig = option(PlayConfig, "Limits, and how networks are grown.")
@@ -105,6 +113,9 @@ class ProveConfig(Config):
         super().__post_init__()
         specs = [parse_arm(text) for text in self.arms]
         check_names(specs)
+        for kind in self.reported:
+            if kind not in KINDS:
+                raise unknown_name("kind of arm", kind, KINDS)
         if specs and specs[0].is_derived:
             raise UsageError(
                 f"the first arm is compared with the others, so it cannot be {specs[0].name!r}; "
@@ -166,8 +177,9 @@ class Proof:
         comparisons = compare(
             {arm: log_ratios(errors[subject], errors[arm]) for arm in arms if arm != subject},
             subject,
-            required=[spec.name for spec in self.specs if spec.kind not in REPORTED_ONLY],
+            required=required_arms(self.specs, self.config.reported),
             confidence=self.config.confidence,
+            needs_ranks=self.config.wilcoxon,
         )
         summaries = {arm: summarise(played, arm, errors) for arm in arms}
         figures = by_member(played, errors, labels)
@@ -185,6 +197,7 @@ class Proof:
                 "parameters": self.config.play.param_limit,
                 "flops": self.config.play.flop_limit,
             },
+            "wilcoxon": self.config.wilcoxon,
             "verdicts": [str(each) for each in comparisons],
             "comparisons": [comparison_mapping(each) for each in comparisons],
             "arms": summaries,
@@ -334,6 +347,11 @@ def _own_plan(path: str, plans: Mapping[str, PlainPlan], member: AnyMember) -> P
             f"{path} has no plan for {member.label!r}; run `esper search` on these members"
         )
     return plans[member.label]
+
+
+def required_arms(specs: Sequence[ArmSpec], reported: Sequence[str]) -> list[str]:
+    """Return the names of the arms whose comparisons are corrected together."""
+    return [spec.name for spec in specs if spec.kind not in reported]
 
 
 MakeArm = Callable[[str, Mapping[str, float]], Arm]

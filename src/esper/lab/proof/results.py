@@ -139,20 +139,11 @@ class ResultFile:
     def __init__(self, path: Path) -> None:
         """Read the file; an incomplete last line is removed."""
         self.path = path
-        self._results: dict[Key, CellResult] = {}
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
+        whole = _whole_lines(text)
         if whole != text:
             atomic_write_text(path, whole)
-        for number, line in enumerate(whole.splitlines(), start=1):
-            try:
-                result = CellResult.from_line(line)
-            except (TypeError, ValueError) as error:
-                raise CheckpointError(
-                    f"{path}: line {number} is not a result of this version: {error}; "
-                    "start again in another folder"
-                ) from None
-            self._results[result.key] = result
+        self._results = {result.key: result for result in _parse(whole, path)}
 
     def __iter__(self) -> Iterator[CellResult]:
         return iter(self._results.values())
@@ -185,6 +176,26 @@ class ResultFile:
                 "writable, then continue with --resume"
             ) from None
         self._results |= {result.key: result for result in fresh}
+
+
+def read_results(path: Path) -> list[CellResult]:
+    """Return the results of a file, which stays as it is; an incomplete last line is left out."""
+    return list(_parse(_whole_lines(path.read_text(encoding="utf-8")), path))
+
+
+def _whole_lines(text: str) -> str:
+    return text[: text.rfind("\n") + 1]
+
+
+def _parse(text: str, path: Path) -> Iterator[CellResult]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            yield CellResult.from_line(line)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: line {number} is not a result of this version: {error}; "
+                "start again in another folder"
+            ) from None
 
 
 # ---- The figures of a proof: of every arm, by member, and of the static networks
@@ -334,6 +345,12 @@ def restraint(
 # ---- The report of a proof in Markdown: verdicts first, then what they rest on
 
 
+NEEDS_BOTH = (
+    "*beats* and *loses to* need the bootstrap and Wilcoxon's signed-rank test over members, each "
+    "after a Holm correction of its own."
+)
+
+
 def write_report(found: Mapping[str, Any]) -> str:
     """Return the Markdown report of the result of `Proof.conclude`."""
     limits = found["limits"]
@@ -347,6 +364,7 @@ def write_report(found: Mapping[str, Any]) -> str:
         "members and seeds of the interquartile mean.",
         *_ranking(found),
         "## Verdicts",
+        *([NEEDS_BOTH] if found["wilcoxon"] else []),
         "\n".join(f"- {verdict}" for verdict in found["verdicts"]),
         "## Arms",
         _arms(found["arms"]),
@@ -369,7 +387,7 @@ def _ranking(found: Mapping[str, Any]) -> list[str]:
         for place, (arm, score) in enumerate(found["ranking"].items(), start=1)
     ]
     note = "A score is the interquartile mean of log ratios over waiting."
-    return [f"## {found['benchmark']}", _table(["rank", "arm", "score"], rows), note]
+    return [f"## {found['benchmark']}", markdown_table(["rank", "arm", "score"], rows), note]
 
 
 def _arms(arms: Mapping[str, Mapping[str, float]]) -> str:
@@ -381,7 +399,7 @@ def _arms(arms: Mapping[str, Mapping[str, float]]) -> str:
         [name, *(f"{arm[key]:.{count}f}" for key, count in digits.items())]
         for name, arm in sorted(arms.items(), key=lambda item: item[1]["error"])
     ]
-    return _table(header, rows)
+    return markdown_table(header, rows)
 
 
 def _asides(found: Mapping[str, Any]) -> list[str]:
@@ -430,9 +448,10 @@ def _members(found: Mapping[str, Any]) -> str:
         ]
         for member, own in found["by_member"].items()
     ]
-    return _table(["member", *arms], rows)
+    return markdown_table(["member", *arms], rows)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

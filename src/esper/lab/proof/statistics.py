@@ -8,6 +8,9 @@ There are two bootstraps. One over seeds, with fixed members, says whether a dif
 these tasks. One over members, and within each over seeds, says whether it would hold on other tasks
 of the kind. Verdicts use the second, because members differ more than seeds. A bootstrap over few
 members is overconfident, so a sign test over members sets the least p-value.
+
+Beside it stands Wilcoxon's signed-rank test over the members' means, with a correction of its own.
+It counts members, so that a few with large effects cannot carry it. A proof may ask for both.
 """
 
 from __future__ import annotations
@@ -137,6 +140,39 @@ def percentile_interval(
     return Interval(estimate, float(low), float(high), confidence)
 
 
+@dataclass(frozen=True, slots=True)
+class RankTest:
+    """Wilcoxon's signed-rank test over the members' means."""
+
+    middle: float
+    """Hodges-Lehmann estimate, which has the sign of the test: the median of the means of all pairs
+    of members."""
+    p_value: float
+    adjusted_p: float
+    """After Holm's correction of the rank tests alone."""
+
+
+def middle_of_pairs(means: ArrayLike) -> float:
+    """Return the Hodges-Lehmann estimate: the median of the means of all pairs.
+
+    A member makes a pair with itself too.
+    """
+    values = np.asarray(means, dtype=np.float64)
+    first, second = np.triu_indices(len(values))
+    return float(np.median((values[first] + values[second]) / 2.0))
+
+
+def signed_rank_p(means: ArrayLike) -> float:
+    """Return the two-sided p-value of Wilcoxon's test; members without a difference drop out.
+
+    It is at least that of a sign test: with ties scipy uses a normal approximation.
+    """
+    values = np.asarray(means, dtype=np.float64)
+    if not values.any():
+        return 1.0
+    return max(float(stats.wilcoxon(values).pvalue), least_p(len(values)))
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return Holm's adjusted p-values: at level a, all those below a may be claimed together."""
     adjusted = [1.0] * len(p_values)
@@ -177,6 +213,9 @@ class Comparison:
     adjusted_p: float
     is_required: bool
     """Whether Holm's correction includes it."""
+    ranks: RankTest
+    needs_ranks: bool
+    """Whether the verdict needs the rank test too."""
     verdict: Verdict
 
     @property
@@ -197,7 +236,8 @@ class Comparison:
         return (
             f"{self.arm} {_WORDS[self.verdict]} {self.reference}: {change} errors, "
             f"log ratio {interval} ({interval.confidence:.1%}), "
-            f"p = {self.adjusted_p:.4f} {adjusted}, better in {self.better:.0%} of pairs"
+            f"p = {self.adjusted_p:.4f} {adjusted}, {self.ranks.adjusted_p:.4f} by Wilcoxon, "
+            f"better in {self.better:.0%} of pairs"
             + (f"; {self.members} members are too few to say more" if self.has_few_members else "")
         )
 
@@ -208,6 +248,7 @@ def compare(
     *,
     required: Sequence[str] = (),
     confidence: float = 0.95,
+    needs_ranks: bool = False,
     seed: int = 0,
 ) -> list[Comparison]:
     """Compare an arm with every other.
@@ -217,6 +258,7 @@ def compare(
         arm: name of the arm.
         required: references with Holm's correction; the others are reported without it.
         confidence: confidence of a single comparison.
+        needs_ranks: whether a verdict needs Wilcoxon's test over members too.
         seed: seed of the resamples.
     """
     drawn = {name: resample_members(table, seed) for name, table in tables.items()}
@@ -233,6 +275,7 @@ def compare(
         strict=True,
     ):
         levels[name], adjusted[name] = level, p
+    ranks = _rank_tests(tables, together)
     found = []
     for name, given in tables.items():
         table = _checked(given)
@@ -250,19 +293,46 @@ def compare(
                 p_value=p_values[name],
                 adjusted_p=adjusted[name],
                 is_required=name in together,
-                verdict=judge(interval, adjusted[name], 1.0 - confidence),
+                ranks=ranks[name],
+                needs_ranks=needs_ranks,
+                verdict=judge(
+                    interval, adjusted[name], 1.0 - confidence, ranks[name] if needs_ranks else None
+                ),
             )
         )
     return found
 
 
-def judge(interval: Interval, adjusted_p: float, level: float) -> Verdict:
-    """Return the verdict; a win needs an interval above 0 and an adjusted p below the level."""
-    if adjusted_p < level and interval.low > 0:
-        return "beats"
-    if adjusted_p < level and interval.high < 0:
-        return "loses"
-    return "ties"
+def _rank_tests(tables: dict[str, Floats], together: Sequence[str]) -> dict[str, RankTest]:
+    """Return the rank test of every comparison; `together` names those that Holm corrects."""
+    means = {name: _checked(table).mean(1) for name, table in tables.items()}
+    p_values = {name: signed_rank_p(each) for name, each in means.items()}
+    corrected = holm([p_values[name] for name in together])
+    adjusted = p_values | dict(zip(together, corrected, strict=True))
+    return {
+        name: RankTest(middle_of_pairs(means[name]), p_values[name], adjusted[name])
+        for name in tables
+    }
+
+
+def judge(
+    interval: Interval, adjusted_p: float, level: float, ranks: RankTest | None = None
+) -> Verdict:
+    """Return the verdict; a win needs an interval above 0 and an adjusted p below the level.
+
+    Args:
+        interval: of the estimate, at the confidence of Holm's correction.
+        adjusted_p: p-value after Holm.
+        level: the level of the test.
+        ranks: a rank test that has to say the same; None if it does not count.
+    """
+    sign = 1.0 if interval.low > 0 else -1.0 if interval.high < 0 else 0.0
+    is_certain = adjusted_p < level and sign != 0.0
+    if ranks is not None:
+        is_certain &= ranks.adjusted_p < level and ranks.middle * sign > 0
+    if not is_certain:
+        return "ties"
+    return "beats" if sign > 0 else "loses"
 
 
 def front(costs: Sequence[float], errors: Sequence[float]) -> list[int]:

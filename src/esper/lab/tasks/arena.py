@@ -53,6 +53,12 @@ SETTINGS: dict[str, Any] = {
 """Settings of searches, clones and proofs on these members."""
 SEARCH_SETTINGS: dict[str, Any] = {"space": "doublings", "heuristics": 0, "depths": (2, 4, 8)}
 """The heuristic grows seeds of other kinds, so its settings are not searched."""
+PROOF_SETTINGS: dict[str, Any] = {
+    "wilcoxon": True,
+    "reported": ("privileged", "static", "scratch"),
+}
+"""A few members with large effects must not carry a verdict; and rules that choose by descriptors
+(`contextual`) are controls like any other."""
 
 
 class DepthArchitecture(NamedTuple):

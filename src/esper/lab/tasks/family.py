@@ -95,6 +95,7 @@ class Family:
             is the SHA-256 of the weights that are judged.
         settings: Settings of searches, clones and proofs on this family, by name.
         search_settings: More settings of searches.
+        proof_settings: More settings of proofs.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Family:
     claim_draws: Draws | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     search_settings: Mapping[str, Any] = field(default_factory=dict)
+    proof_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise if splits share a member."""
@@ -351,6 +353,7 @@ DEPTH_SMALL = register_family(
         ),
         settings=arena.SETTINGS,
         search_settings=arena.SEARCH_SETTINGS,
+        proof_settings=arena.PROOF_SETTINGS,
     )
 )
 
@@ -400,6 +403,7 @@ DEPTH_FAMILY = register_family(
         ),
         settings=arena.SETTINGS,
         search_settings=arena.SEARCH_SETTINGS,
+        proof_settings=arena.PROOF_SETTINGS,
     )
 )
 

@@ -115,6 +115,7 @@ def make(options: argparse.Namespace) -> Any:
     from esper.lab.proof.arm import parse_arm, weights_digest
     from esper.lab.proof.benchmark import check_entry, get_benchmark
     from esper.lab.proof.prove import ProveConfig
+    from esper.lab.tasks.family import get_family
 
     if options.benchmark:
         if len(options.arms) > 1 or options.quick:
@@ -130,7 +131,9 @@ def make(options: argparse.Namespace) -> Any:
     # Paths are absolute, so that the run can be continued from any folder.
     arms = [_absolute(text) for text in options.arms]
     named = given({"arms": arms or None, "seeds": options.seeds})
-    config = resolve(change_settings(ProveConfig(), {**quick, **named}), options)
+    config = ProveConfig()
+    own = get_family(options.family or config.members.family).proof_settings
+    config = resolve(change_settings(config, {**own, **quick, **named}), options)
     if config.members.needs_claim_key:
         found = weights_digest(parse_arm(config.arms[0]))
         config = change_settings(config, {"members.claim_key": found})
