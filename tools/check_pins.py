@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
-from pip._internal.models.index import PyPI
-
 from tools.minimum_pins import minimum_pins
 
 _ROOT = Path(__file__).parents[1]
@@ -64,10 +62,19 @@ def files_of(name: str, index: str) -> dict[str, str | None]:
         return Files(answer.read().decode()).found
 
 
+def default_index() -> str:
+    """Return the address of the index that pip uses if nothing else is said."""
+    # Here and not above: in a process that has imported pip, setuptools cannot be imported any
+    # more, and PyTorch's compiler needs it.
+    from pip._internal.models.index import PyPI
+
+    return PyPI.simple_url
+
+
 def main(index: str = "") -> int:
     """Print what is wrong and return how many pins that are."""
     lines = (_ROOT / "constraints.txt").read_text().splitlines()
-    index = index or os.environ.get("PIP_INDEX_URL") or PyPI.simple_url
+    index = index or os.environ.get("PIP_INDEX_URL") or default_index()
     pins = [line for line in lines if "==" in line and not line.startswith("#")]
     problems = []
     for pin in dict.fromkeys([*pins, *minimum_pins()]):

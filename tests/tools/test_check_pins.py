@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tools.check_pins import Files, problem_of
@@ -34,3 +37,9 @@ def test_minimums_are_those_that_are_declared() -> None:
     assert "torch==2.11.0" in pins
     assert "numpy==1.26" in pins
     assert all(pin.count("==") == 1 for pin in pins)
+
+
+def test_setuptools_can_still_be_imported_afterwards() -> None:
+    """PyTorch's compiler imports it, perhaps in the process of these tests."""
+    code = "import tools.check_pins, setuptools"
+    subprocess.run([sys.executable, "-c", code], check=True)
