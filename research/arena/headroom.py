@@ -796,9 +796,9 @@ def print_headroom(labels: list[str], plans: list[str], logs: np.ndarray) -> Non
         statics = " ".join(
             f"{p}:{math.exp(mean[i]):.4f}" for i, p in enumerate(plans) if len(p) < 2
         )
-        grown = min((m, p) for m, p in zip(mean, plans, strict=True) if ">" in p)
-        best = f"grown {grown[1]:22} {math.exp(grown[0]):.4f}, hindsight {won:+.3f}"
-        print(f"{label:40} static {statics}  {best}")
+        grown = [(m, p) for m, p in zip(mean, plans, strict=True) if ">" in p]
+        best = f"grown {min(grown)[1]:22} {math.exp(min(grown)[0]):.4f}, " if grown else ""
+        print(f"{label:40} static {statics}  {best}hindsight {won:+.3f}")
     print("\nmean log score of every plan over members:")
     for plan, value in sorted(zip(plans, means.mean(0), strict=True), key=lambda pair: pair[1]):
         print(f"  {plan:28} {value:+.4f}")
