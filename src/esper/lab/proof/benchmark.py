@@ -145,7 +145,7 @@ _NEWER_OF_POPULATIONS = {
     "copies": False,
     "lifecycle": {"immediate": "auto", "rules": {"max_copies": 7}},
 }
-_NEWER_OF_TASKS = {"budget": None}
+_NEWER_OF_TASKS = {"budget": None, "level": None}
 """Settings that the published checksums are older than; their defaults have no effect on scores."""
 
 

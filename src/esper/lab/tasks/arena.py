@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -80,6 +80,7 @@ class DepthMember:
         data: Name of the task whose data it uses.
         width: Channels of the first stage, or width of the residual stream.
         stages: Stages of a CNN, each with a slot; transformers have one.
+        level: How hard a computed text is; 0 for the task's own, and for other data.
         classes: Classes to classify; empty for all.
         train_size: Training samples; 0 is all there are.
         label_noise: Share of the training labels, or next bytes, that are wrong.
@@ -90,6 +91,7 @@ class DepthMember:
     data: str
     width: int
     stages: int = 1
+    level: int = 0
     classes: tuple[int, ...] = ()
     train_size: int = 0
     label_noise: float = 0.0
@@ -99,7 +101,7 @@ class DepthMember:
     def label(self) -> str:
         """A name that lists all values, usual ones left out."""
         size = f"{self.width}" if self.stages == 1 else f"{self.width}x{self.stages}"
-        parts = [f"{self.data} {self.kind} {size}"]
+        parts = [f"{self.data}{self.level or ''} {self.kind} {size}"]
         if self.classes:
             parts.append(f"classes {'-'.join(map(str, self.classes))}")
         parts.append(f"{self.train_size} samples" if self.train_size else "all samples")
@@ -138,6 +140,7 @@ class DepthMember:
             host=HOSTS_OF[self.kind],
             host_options=self._host_options(),
             num_classes=classes,
+            level=self.level or None,
             classes=self.classes or None,
             baseline_loss=max(math.log(classes), base.config.target_loss + 0.1),
             train_size=self.train_size or None,
@@ -198,6 +201,7 @@ class Draws:
         data: Names of tasks by kind of network.
         width: Widths by kind.
         stages: Stages of CNNs.
+        levels: Levels of computed texts, by name of the task.
         classes: Classes of images.
         train_size: Training samples.
         label_noise: Shares of wrong labels.
@@ -209,6 +213,7 @@ class Draws:
     data: Mapping[NetworkKind, tuple[str, ...]]
     width: Mapping[NetworkKind, tuple[int, ...]]
     stages: tuple[int, ...] = (1,)
+    levels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     classes: tuple[tuple[int, ...], ...] = ((),)
     train_size: tuple[int, ...]
     label_noise: tuple[float, ...]
@@ -220,6 +225,7 @@ class Draws:
         for name in ("data", "width", "steps"):
             by_kind = getattr(self, name)
             found.append((name, tuple(dict.fromkeys(v for own in by_kind.values() for v in own))))
+        found += [(f"level of {name}", values) for name, values in self.levels.items()]
         names = ("stages", "classes", "train_size", "label_noise")
         return found + [(name, getattr(self, name)) for name in names]
 
@@ -243,10 +249,11 @@ class Draws:
         least, most = self.steps[kind]
         share = float(torch.rand((), generator=stream, dtype=torch.float64))
         steps = least * (most / least) ** share
-        is_image = kind != "gpt"
+        is_image, data = kind != "gpt", draw(self.data[kind])
         return DepthMember(
             kind=kind,
-            data=draw(self.data[kind]),
+            data=data,
+            level=draw(self.levels.get(data, (0,))),
             width=draw(self.width[kind]),
             stages=draw(self.stages) if kind == "resnet" else 1,
             classes=draw(self.classes) if is_image else (),

@@ -23,6 +23,7 @@ from esper.lab.tasks import arena
 from esper.lab.tasks.arena import DepthMember, Draws
 from esper.lab.tasks.member import AnyMember, HostKind, Member, SlotPlace
 from esper.lab.tasks.presets import Cifar16, CifarBaseline, Digits, Fashion14
+from esper.lab.tasks.texts import Chain, Links, Sources, Sums
 from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError, UsageError
 from esper.leyline.registry import Registry
@@ -319,6 +320,7 @@ CIFAR_FAMILY = register_family(
 
 
 _TEXT_NOISE = (0.0, 0.3, 0.6)
+_TEXTS = (Sources.name, Sums.name, Chain.name)
 
 DEPTH_SMALL = register_family(
     Family(
@@ -327,7 +329,7 @@ DEPTH_SMALL = register_family(
         train=Draws(
             key="train",
             count=24,
-            data={"gpt": ("sources", "sums", "chain")},
+            data={"gpt": _TEXTS},
             width={"gpt": (24, 32)},
             train_size=(0, 4_000),
             label_noise=_TEXT_NOISE,
@@ -336,7 +338,7 @@ DEPTH_SMALL = register_family(
         select=Draws(
             key="select",
             count=12,
-            data={"gpt": ("sources", "sums", "chain")},
+            data={"gpt": _TEXTS},
             width={"gpt": (28,)},
             train_size=(0, 8_000),
             label_noise=(0.0, 0.2, 0.5),
@@ -345,7 +347,7 @@ DEPTH_SMALL = register_family(
         claim_draws=Draws(
             key="",
             count=32,
-            data={"gpt": ("sources", "sums", "chain", "links")},
+            data={"gpt": (*_TEXTS, Links.name)},
             width={"gpt": (20, 26, 30)},
             train_size=(0, 2_000, 6_000),
             label_noise=(0.0, 0.1, 0.4),
@@ -366,7 +368,7 @@ DEPTH_FAMILY = register_family(
         train=Draws(
             key="train",
             count=48,
-            data={"resnet": (Cifar16.name, Digits.name), "gpt": ("sources", "sums", "chain")},
+            data={"resnet": (Cifar16.name, Digits.name), "gpt": _TEXTS},
             width={"resnet": (8, 12), "gpt": (24, 32)},
             stages=(1, 2),
             classes=(_ALL, EVEN),
@@ -377,7 +379,7 @@ DEPTH_FAMILY = register_family(
         select=Draws(
             key="select",
             count=16,
-            data={"resnet": (Cifar16.name, Digits.name), "gpt": ("sources", "sums", "chain")},
+            data={"resnet": (Cifar16.name, Digits.name), "gpt": _TEXTS},
             width={"resnet": (10,), "gpt": (28,)},
             stages=(1, 2),
             classes=(_ALL, ODD),
@@ -392,7 +394,7 @@ DEPTH_FAMILY = register_family(
             data={
                 "resnet": (Cifar16.name, Fashion14.name),
                 "vit": (Cifar16.name, Fashion14.name),
-                "gpt": ("sources", "sums", "chain", "links"),
+                "gpt": (*_TEXTS, Links.name),
             },
             width={"resnet": (6, 9, 14), "vit": (24, 32), "gpt": (20, 26, 30)},
             stages=(1, 2),

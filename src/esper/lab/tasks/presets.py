@@ -1,4 +1,4 @@
-"""The tasks that ship with Esper, each a small class with its settings.
+"""The tasks on images that ship with Esper, each a small class with its settings.
 
 The CIFAR hosts are those of the design documents, with GroupNorm instead of BatchNorm.
 """
@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import math
-from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from esper.kasmina.hosts import CnnConfig, MlpConfig, ResidualConfig, TransformerConfig, doubling
+from esper.kasmina.hosts import CnnConfig, MlpConfig, ResidualConfig, doubling
 from esper.lab.tasks.data import arrays as idx
-from esper.lab.tasks.data import cifar, open_data, synthetic, text
+from esper.lab.tasks.data import cifar, open_data
 from esper.lab.tasks.data.arrays import read_npz
 from esper.lab.tasks.data.source import Array, DataSet, Found, Layout, Source, existing
 from esper.lab.tasks.member import SCHEDULE, SEED_WARM_UP, WARM_UP
@@ -133,10 +131,6 @@ def read_digits() -> Source:
         mean=(MEAN,),
         std=(STD,),
     )
-
-
-STORY_BYTES = 32 * 2**20
-"""Bytes read from each story file; the full set has gigabytes, more than a run uses."""
 
 
 class _OnDisk(Task):
@@ -352,125 +346,3 @@ class Fashion14(_OnDisk):
 
     data_set = SMALL_FASHION
     defaults = _small_config(doubling(8, 3), FASHION14_SHAPE)
-
-
-class _Stories(Task):
-    """Next-byte prediction on plain text."""
-
-    def find(self, data_path: DataPath | None = None) -> str:
-        """Return where the text lies."""
-        return str(text.find_stories(data_path)[0].parent)
-
-    def read(self, data_path: DataPath | None) -> Source:
-        """Return TinyStories, or any text the user gives, as byte tokens."""
-        (context,) = self.config.input_shape
-        files = text.find_stories(data_path)
-        return text.read_text(files, context, limit_bytes=STORY_BYTES, name="stories")
-
-
-def _stories_config(host: TransformerConfig, **settings: Any) -> TaskConfig:
-    return TaskConfig(
-        host="transformer",
-        host_options=host,
-        objective="language",
-        input_shape=(host.context,),
-        num_classes=text.VOCAB,
-        samples_per_step=1024,
-        # Small batches and no weight decay: with these SGD, slow on transformers, was fastest.
-        batch_size=16,
-        learning_rate=0.1,
-        weight_decay=0.0,
-        baseline_loss=math.log(text.VOCAB),
-        **settings,
-    )
-
-
-@register_task("stories")
-class Stories(_Stories):
-    """Byte-level TinyStories, or any UTF-8 text, with a small transformer."""
-
-    defaults = _stories_config(
-        TransformerConfig(vocab=text.VOCAB, dim=64, heads=4, layers=3, context=64),
-        target_loss=1.2,
-    )
-
-
-@register_task("tinystories")
-class TinyStories(_Stories):
-    """The same text with a larger transformer; bytes stand in for the documents' GPT-2 tokens."""
-
-    defaults = _stories_config(
-        TransformerConfig(vocab=text.VOCAB, dim=192, heads=6, layers=6, context=256),
-        target_loss=1.0,
-        param_budget=10_000_000,
-    )
-
-
-# The network and the rates of the cell `small` of research/depth, which a CPU trains in a minute;
-# AdamW and the final decay were tuned there for the static network.
-_EMBEDDED_TEXT = _stories_config(
-    TransformerConfig(vocab=text.VOCAB, dim=32, heads=2, layers=4, context=64, segments=4),
-    validation_samples=512,
-    horizon=40,
-    target_loss=1.2,
-).replace(optimizer="adamw", learning_rate=0.004, weight_decay=0.1, decay=0.25, **_TUNED)
-
-
-class _EmbeddedText(Task):
-    """Next-byte prediction on a text that needs no files, or on any text the user gives."""
-
-    def read(self, data_path: DataPath | None) -> Source:
-        """Return the embedded text, or the user's own."""
-        (context,) = self.config.input_shape
-        if data_path is None:
-            return self.read_embedded(context)
-        return text.read_text(text.find_text(data_path), context, limit_bytes=STORY_BYTES)
-
-    @abstractmethod
-    def read_embedded(self, context: int) -> Source:
-        """Return the text as sequences of context + 1 bytes."""
-
-
-@register_task("sources")
-class Sources(_EmbeddedText):
-    """Python's own sources byte by byte, with a transformer of four blocks; needs no files."""
-
-    defaults = _EMBEDDED_TEXT
-
-    def read_embedded(self, context: int) -> Source:
-        """Return the standard library of this Python."""
-        return text.read_sources(context)
-
-
-@register_task("sums")
-class Sums(_EmbeddedText):
-    """Lines of sums and products, with the transformer of `sources`; needs no files."""
-
-    defaults = _EMBEDDED_TEXT
-
-    def read_embedded(self, context: int) -> Source:
-        """Return the lines of arithmetic."""
-        return synthetic.read_sums(context)
-
-
-@register_task("links")
-class Links(_EmbeddedText):
-    """Variables that name each other or a digit, with the transformer of `sources`; no files."""
-
-    defaults = _EMBEDDED_TEXT.replace(target_loss=1.0)
-
-    def read_embedded(self, context: int) -> Source:
-        """Return the lines of links."""
-        return synthetic.read_links(context)
-
-
-@register_task("chain")
-class Chain(_EmbeddedText):
-    """A Markov chain of order two, for which one block is enough; needs no files."""
-
-    # Two bytes say all that can be known about the next one: 2.5 bits, or 1.75 nats, remain.
-    defaults = _EMBEDDED_TEXT.replace(target_loss=1.9)
-
-    def read_embedded(self, context: int) -> Source:
-        """Return the chain."""
-        return synthetic.read_chain(context)

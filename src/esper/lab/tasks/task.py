@@ -70,6 +70,12 @@ class TaskConfig(HostMultiples, TrainingConfig):
         "network takes more steps than a grown one; empty is no budget.",
     )
 
+    level: int | None = option(
+        None,
+        "How hard a computed text is: digits, variables, facts, letters or words, as the task "
+        "says; empty is the task's own.",
+        minimum=1,
+    )
     augment: Augmentation = option("none", "How training images are varied.")
     classes: tuple[int, ...] | None = option(
         None, "Classes to keep, renumbered in this order; all if empty.", minimum=0
@@ -155,16 +161,29 @@ class Task(ABC):
     defaults: ClassVar[TaskConfig]
     """The configuration used when none is given."""
 
+    levels: ClassVar[tuple[int, int] | None] = None
+    """The least and the largest `level` that its data has; None if it has none."""
+
     def __init__(self, config: TaskConfig | None = None) -> None:
         """Create the task with its defaults, or with a configuration of the caller's."""
         self.config = self.defaults if config is None else config
+        self._check_level(self.config.level)
+
+    def _check_level(self, level: int | None) -> None:
+        if level is None:
+            return
+        if self.levels is None:
+            raise ConfigError(f"task {self.name!r} has no levels, got level={level}; leave it out")
+        least, most = self.levels
+        if not least <= level <= most:
+            raise ConfigError(f"task {self.name!r} has levels {least} to {most}, got {level}")
 
     @abstractmethod
     def read(self, data_path: DataPath | None) -> Source:
         """Read the data from the user's path, or from its usual place.
 
-        The result may depend on no setting but `input_shape`: tasks of the same class, path and
-        input shape share it.
+        The result may depend on no setting but `input_shape`, and those that `source_key` names:
+        tasks of the same class, path and source key share it.
         """
 
     def find(self, data_path: DataPath | None = None) -> str:

@@ -10,20 +10,23 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from esper.lab.tasks.data.source import Array, Source
+from esper.lab.tasks.data.source import Array
 from esper.lab.tasks.data.synthetic import (
     SYMBOLS,
     make_chain,
+    make_facts,
     make_links,
+    make_mirrors,
+    make_repeats,
+    make_sorting,
     make_sums,
     make_table,
-    read_chain,
-    read_links,
-    read_sums,
+    read_computed,
 )
 from esper.lab.tasks.splits import SPLITS, make_splits
 
-READERS = [read_sums, read_links, read_chain]
+WITHOUT_REPETITION = [make_sums, make_links, make_mirrors, make_sorting, make_repeats, make_chain]
+"""Texts of which no window occurs twice; facts are meant to."""
 
 
 def lines(text: Array) -> list[str]:
@@ -33,7 +36,7 @@ def lines(text: Array) -> list[str]:
 
 
 def test_every_result_is_right() -> None:
-    found = lines(make_sums(20_000))
+    found = lines(make_sums(count=20_000))
     assert len(found) == 20_000
     kinds = Counter[str]()
     for line in found:
@@ -50,7 +53,7 @@ def test_every_result_is_right() -> None:
 
 
 def test_every_value_follows_from_the_definitions() -> None:
-    found = lines(make_links(5_000))
+    found = lines(make_links(count=5_000))
     depths, orders = Counter[int](), set()
     for line in found:
         said, asked = line.split(":")
@@ -72,6 +75,55 @@ def test_every_value_follows_from_the_definitions() -> None:
     links = sum(count for depth, count in depths.items() if depth)
     assert links / (3 * len(found)) == pytest.approx(0.7, abs=0.02)
     assert len(orders) == 24, "values are asked for in any order"
+
+
+@pytest.mark.parametrize("level", [1, 2, 5])
+def test_numbers_have_as_many_digits_as_the_level_says(level: int) -> None:
+    found = lines(make_sums(level, 5_000))
+    for line in found:
+        a, kind, b, result = re.fullmatch(r"(\d+)([+*])(\d+)=(\d+)", line).groups()  # type: ignore[union-attr]
+        assert int(result) == (int(a) + int(b) if kind == "+" else int(a) * int(b)), line
+        assert max(len(a), len(b)) <= level
+    assert max(len(line.split("+")[0]) for line in found if "+" in line) == level
+
+
+@pytest.mark.parametrize("level", [2, 8])
+def test_there_are_as_many_variables_as_the_level_says(level: int) -> None:
+    for line in lines(make_links(level, 500)):
+        said, asked = (part.split(",") for part in line.split(":"))
+        values: dict[str, str] = {}
+        for definition in said:
+            name, given = definition.split("=")
+            values[name] = given if given.isdigit() else values[given]
+        assert {answer[0]: answer[1:] for answer in asked} == values
+        assert len(values) == level
+
+
+def test_a_key_always_has_the_same_value() -> None:
+    values: dict[str, set[str]] = {}
+    for line in lines(make_facts(50, 5_000)):
+        key, value = re.fullmatch("([a-z]{4}):([a-z]{4})", line).groups()  # type: ignore[union-attr]
+        values.setdefault(key, set()).add(value)
+    assert len(values) == 50
+    assert all(len(known) == 1 for known in values.values())
+    assert len({line[:4] for line in lines(make_facts(2_000, 100_000))}) == 2_000
+
+
+def test_mirrors_and_sorted_words() -> None:
+    for line in lines(make_mirrors(7, 500)):
+        word, mirror = re.fullmatch("([a-z]{7}):([a-z]{7})", line).groups()  # type: ignore[union-attr]
+        assert mirror == word[::-1]
+    for line in lines(make_sorting(4, 500)):
+        word, ordered = re.fullmatch("([a-z]{4}):([a-z]{4})", line).groups()  # type: ignore[union-attr]
+        assert ordered == "".join(sorted(word))
+
+
+def test_a_line_repeats_few_words() -> None:
+    found = lines(make_repeats(3, 2_000))
+    counts = Counter(len(set(line.split(" "))) for line in found)
+    assert set(counts) <= {1, 2, 3}
+    assert counts[3] > 0.8 * len(found)
+    assert all(re.fullmatch("[a-z]{5}( [a-z]{5}){7}", line) for line in found)
 
 
 def bits(counts: Array) -> float:
@@ -113,6 +165,10 @@ def test_two_symbols_say_all_about_the_next_one_in_the_chain() -> None:
     [
         (make_sums, 4_582_261, "eb9ff23d57b03222"),
         (make_links, 4_200_000, "43544a2e645c4cee"),
+        (make_facts, 4_000_000, "9dbb343ab0128bc6"),
+        (make_mirrors, 3_999_996, "ced9455dfb848b51"),
+        (make_sorting, 3_999_996, "f20e4b74ae5b05cf"),
+        (make_repeats, 3_999_984, "be795998a8b5c560"),
         (make_chain, 4_194_304, "aa6ae77e3658a1bd"),
     ],
 )
@@ -123,9 +179,9 @@ def test_golden_texts(make: Callable[[], Array], size: int, digest: str) -> None
     assert hashlib.blake2b(text.tobytes(), digest_size=8).hexdigest() == digest
 
 
-@pytest.mark.parametrize("read", READERS)
-def test_splits_share_no_sequence(read: Callable[[int], Source]) -> None:
-    source = read(64)
+@pytest.mark.parametrize("make", WITHOUT_REPETITION)
+def test_splits_share_no_sequence(make: Callable[[], Array]) -> None:
+    source = read_computed("some", make(), 64)
     assert source.x.shape[1] == 65
     assert source.num_classes == 256
     assert source.kind == "tokens"
@@ -136,5 +192,6 @@ def test_splits_share_no_sequence(read: Callable[[int], Source]) -> None:
 
 
 def test_another_context_cuts_the_same_text() -> None:
-    short, long = read_links(27).x.reshape(-1), read_links(111).x.reshape(-1)
+    text = make_links()
+    short, long = (read_computed("links", text, each).x.reshape(-1) for each in (27, 111))
     assert np.array_equal(short[: len(long)], long)

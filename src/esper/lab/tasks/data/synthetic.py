@@ -1,7 +1,8 @@
-"""Texts that are computed: lines of sums, lines of links, and a Markov chain.
+"""Texts that are computed: sums, links, facts, mirrored and sorted words, repeats, a Markov chain.
 
 They need no file, and are the same on every platform: all numbers in them are hashes of their index
-(`esper.utils.randomness.random_words`), and no real number decides anything.
+(`esper.utils.randomness.random_words`), and no real number decides anything. All but the chain have
+a level, which says how hard they are.
 """
 
 from __future__ import annotations
@@ -14,25 +15,13 @@ from esper.lab.tasks.data.text import VOCAB, cut
 from esper.utils.randomness import derive_seed, random_words
 
 _SEED = 20_260_301
+_BYTES = 4_000_000
+"""About the length of a text."""
 
 
-def read_sums(context: int) -> Source:
-    """Return `make_sums` as sequences of bytes."""
-    return _source("sums", make_sums(), context)
-
-
-def read_links(context: int) -> Source:
-    """Return `make_links` as sequences of bytes."""
-    return _source("links", make_links(), context)
-
-
-def read_chain(context: int) -> Source:
-    """Return `make_chain` as sequences of bytes."""
-    return _source("chain", make_chain(), context)
-
-
-def _source(name: str, text: Array, context: int) -> Source:
-    return Source(name, f"the embedded text {name}", cut(text, context), None, num_classes=VOCAB)
+def read_computed(name: str, text: Array, context: int) -> Source:
+    """Return a computed text as sequences of bytes."""
+    return Source(name, f"the computed text {name}", cut(text, context), None, num_classes=VOCAB)
 
 
 def _numbers(count: int, below: int, *keys: int | str) -> Array:
@@ -49,19 +38,20 @@ def _words(count: int, *keys: int | str) -> Array:
 # ---- Sums and products: the digits of the result follow from those of both numbers
 
 
-def make_sums(count: int = 400_000) -> Array:
-    """Return `count` lines `a+b=c` or `a*d=e`; a and b have up to three digits, d has one."""
-    a = _numbers(count, 1000, "sums", "a")
+def make_sums(level: int = 3, count: int = 400_000) -> Array:
+    """Return `count` lines `a+b=c` or `a*d=e`; a and b have up to `level` digits, d has one."""
+    below = 10**level
+    a = _numbers(count, below, "sums", "a")
     is_product = _numbers(count, 2, "sums", "kind") == 1
     b = np.where(
-        is_product, 2 + _numbers(count, 8, "sums", "d"), _numbers(count, 1000, "sums", "b")
+        is_product, 2 + _numbers(count, 8, "sums", "d"), _numbers(count, below, "sums", "b")
     )
     lines = [
-        _digits(a, 3),
+        _digits(a, level),
         _column(np.where(is_product, ord("*"), ord("+"))),
-        _digits(b, 3),
+        _digits(b, level),
         _column(np.full(count, ord("="))),
-        _digits(np.where(is_product, a * b, a + b), 4),
+        _digits(np.where(is_product, a * b, a + b), level + 1),
         _column(np.full(count, ord("\n"))),
     ]
     text = np.concatenate(lines, axis=1).reshape(-1)
@@ -84,20 +74,18 @@ def _column(values: Array) -> Array:
 # ---- Links: a value is found by following names, one step per link
 
 
-VARIABLES = 4
+def make_links(level: int = 4, count: int = 0) -> Array:
+    """Return lines such as `q=3,b=q,x=b,e=7:x3,e7,q3,b3`; so many, or about 4 million bytes.
 
-
-def make_links(count: int = 150_000) -> Array:
-    """Return `count` lines such as `q=3,b=q,x=b,e=7:x3,e7,q3,b3`.
-
-    Four variables are a digit or another's name each, and then the values of all are asked for, in
-    any order. 7 of 10 variables after the first name an earlier one.
+    As many variables as the level says are a digit or another's name each, and then the values of
+    all are asked for, in any order. 7 of 10 variables after the first name an earlier one.
     """
-    names = ord("a") + _distinct(VARIABLES, 26, count, "links", "names")
-    order = _distinct(VARIABLES, VARIABLES, count, "links", "order")
+    count = count or 600_000 // level
+    names = ord("a") + _distinct(level, 26, count, "links", "names")
+    order = _distinct(level, level, count, "links", "order")
     lines, values = np.arange(count), np.empty_like(names)
-    text = np.empty((count, 7 * VARIABLES), np.uint8)
-    for i in range(VARIABLES):
+    text = np.empty((count, 7 * level), np.uint8)
+    for i in range(level):
         values[:, i] = said = ord("0") + _numbers(count, 10, "links", "value", i)
         if i:
             earlier = _numbers(count, i, "links", "earlier", i)
@@ -108,8 +96,8 @@ def make_links(count: int = 150_000) -> Array:
         text[:, 4 * i + 1] = ord("=")
         text[:, 4 * i + 2] = said
         text[:, 4 * i + 3] = ord(",")
-    text[:, 4 * VARIABLES - 1] = ord(":")
-    answers = text[:, 4 * VARIABLES :]
+    text[:, 4 * level - 1] = ord(":")
+    answers = text[:, 4 * level :]
     answers[:, 0::3] = np.take_along_axis(names, order, axis=1)
     answers[:, 1::3] = np.take_along_axis(values, order, axis=1)
     answers[:, 2::3] = ord(",")
@@ -127,6 +115,86 @@ def _distinct(picks: int, below: int, count: int, *keys: int | str) -> Array:
             number += number >= taken
         chosen = np.column_stack([chosen, number])
     return chosen
+
+
+# ---- Facts: a value can only be known by heart
+
+
+_LETTERS = 4
+"""Letters of a key and of a value."""
+
+
+def make_facts(level: int = 400, count: int = 0) -> Array:
+    """Return lines such as `lyzw:kipj`: one of `level` keys, each with a value of its own."""
+    count = count or _BYTES // (2 * _LETTERS + 2)
+    # Twice as many are drawn, because keys must differ.
+    drawn = _numbers(2 * level, 26**_LETTERS, "facts", "keys")
+    keys = drawn[np.sort(np.unique(drawn, return_index=True)[1])][:level]
+    values = _numbers(level, 26**_LETTERS, "facts", "values")
+    chosen = _numbers(count, level, "facts", "lines")
+    text = np.empty((count, 2 * _LETTERS + 2), np.uint8)
+    text[:, :_LETTERS] = _spell(keys)[chosen]
+    text[:, _LETTERS] = ord(":")
+    text[:, _LETTERS + 1 : -1] = _spell(values)[chosen]
+    text[:, -1] = ord("\n")
+    return text.reshape(-1)
+
+
+def _spell(numbers: Array) -> Array:
+    """Return bytes [N, letters]: the numbers in base 26."""
+    powers = 26 ** np.arange(_LETTERS)
+    return (ord("a") + numbers[:, None] // powers % 26).astype(np.uint8)
+
+
+# ---- Mirrored and sorted words: a letter follows from a distant one, or from all letters
+
+
+def make_mirrors(level: int = 6, count: int = 0) -> Array:
+    """Return lines such as `lurtiv:vitrul`: a word of `level` random letters, and its mirror."""
+    words = _random_words(level, count, "mirrors")
+    return _paired(words, words[:, ::-1])
+
+
+def make_sorting(level: int = 5, count: int = 0) -> Array:
+    """Return lines such as `gawng:aggnw`: `level` random letters, and the same in order."""
+    words = _random_words(level, count, "sorting")
+    return _paired(words, np.sort(words, axis=1))
+
+
+def _random_words(letters: int, count: int, key: str) -> Array:
+    count = count or _BYTES // (2 * letters + 2)
+    return ord("a") + _numbers(count * letters, 26, key, "letters").reshape(count, letters)
+
+
+def _paired(words: Array, answers: Array) -> Array:
+    """Return the text of lines `word:answer`."""
+    count, letters = words.shape
+    text = np.empty((count, 2 * letters + 2), np.uint8)
+    text[:, :letters] = words
+    text[:, letters] = ord(":")
+    text[:, letters + 1 : -1] = answers
+    text[:, -1] = ord("\n")
+    return text.reshape(-1)
+
+
+# ---- Repeats: a word is found by looking for where its first letter stood before
+
+
+_WORDS, _LENGTH = 8, 5
+"""Words of a line, and letters of a word."""
+
+
+def make_repeats(level: int = 3, count: int = 0) -> Array:
+    """Return lines of eight words, each one of `level` random words of that line."""
+    size = _WORDS * (_LENGTH + 1)
+    count = count or _BYTES // size
+    letters = _numbers(count * level * _LENGTH, 26, "repeats", "letters")
+    known = (ord("a") + letters).reshape(count, level, _LENGTH)
+    chosen = _numbers(count * _WORDS, level, "repeats", "words").reshape(count, _WORDS)
+    text = np.full((count, _WORDS, _LENGTH + 1), ord(" "), np.uint8)
+    text[..., :_LENGTH] = known[np.arange(count)[:, None], chosen]
+    text[:, -1, _LENGTH] = ord("\n")
+    return text.reshape(-1)
 
 
 # ---- A chain of order two: two bytes say all that can be known about the next one
