@@ -5,6 +5,12 @@
     python research/arena/headroom.py run --data arena.npz --out results.jsonl
     python research/arena/headroom.py summary results.jsonl
 
+Texts that are computed need no files; on a CPU rows run fastest one by one:
+
+    python research/arena/headroom.py prepare --computed facts:600 mirrors:6 --out texts.npz
+    python research/arena/headroom.py run --texts facts:600 mirrors:6 --budgets 6000 --rows 1 \
+        --data texts.npz --out results.jsonl
+
 A *member* is a kind of network (residual CNN, ViT, GPT), a data set, a number of samples, a share
 of wrong labels, a level of input noise, a number of classes, and a budget of training FLOPs. Every
 *plan* spends the whole budget: a network of 1, 2, 4 or 8 blocks from the start, or one that begins
@@ -108,6 +114,18 @@ def draw_members(seed: int, count: int) -> list[Member]:
                     steps=budgets[number % len(budgets)],
                 )
             )
+    return found
+
+
+def list_texts(names: list[str], budgets: list[int]) -> list[Member]:
+    """Return a member for every text, `NAME` or `NAME~SHARE` of wrong bytes, and budget."""
+    found = []
+    for name, steps in itertools.product(names, budgets):
+        data, _, wrong = name.partition("~")
+        found.append(
+            Member("gpt", data, samples=50_000, wrong=float(wrong or 0), noise=0.0, classes=256,
+                   steps=steps)
+        )  # fmt: skip
     return found
 
 
@@ -664,9 +682,12 @@ def run(options: argparse.Namespace) -> None:
     """Train every plan of every member that is not in the results yet."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = True
-    members = (
-        list_grid(options.budgets) if options.grid else draw_members(options.draw, options.members)
-    )
+    if options.texts:
+        members = list_texts(options.texts, options.budgets)
+    elif options.grid:
+        members = list_grid(options.budgets)
+    else:
+        members = draw_members(options.draw, options.members)
     if options.steps:
         members = [Member(**{**asdict(m), "steps": options.steps}) for m in members]
     done = set()
@@ -677,12 +698,14 @@ def run(options: argparse.Namespace) -> None:
     deadline = time.monotonic() + options.seconds
     for kind in options.kinds or RATES:
         mine = [member for member in members if member.kind == kind]
+        if not mine:
+            continue
         data = Data(options.data, kind, mine, device)
         rows = [
             Row(member, plan, seed, number, rate)
             for number, member in enumerate(mine)
             for plan, seed, rate in itertools.product(
-                options.plans or PLANS, range(options.seeds), options.rates
+                options.plans or PLANS, options.only_seeds or range(options.seeds), options.rates
             )
             if (member.label, plan, seed, rate) not in done
         ]
@@ -694,6 +717,8 @@ def prepare(options: argparse.Namespace) -> None:
     """Write all data into one file: 20,000 images of a set, 8 million bytes of a text at most."""
     found: dict[str, Any] = {}
     for name, path in (("cifar", options.cifar), ("fashion", options.fashion)):
+        if path is None:
+            continue
         with np.load(path) as file:
             for part, count in (("train", 20000), ("test", 4000)):
                 x = file[f"x_{part}"][:count]
@@ -706,17 +731,36 @@ def prepare(options: argparse.Namespace) -> None:
     for named in options.text:
         name, _, path = named.partition("=")
         texts[name] = np.frombuffer(Path(path).read_bytes(), np.uint8)[:8_000_000]
-    draw = np.random.default_rng(0)
-    texts["chain"] = _draw_chain(texts["stories"], draw)
+    for named in options.computed:
+        texts[named] = _compute_text(named)
+    if "stories" in texts:
+        texts |= _draw_texts(texts["stories"])
+    for name, text in texts.items():
+        held = 100_000
+        found[f"{name}.x"], found[f"{name}.test"] = text[:-held], text[-held:]
+    np.savez_compressed(options.out, **found)
+
+
+def _compute_text(named: str) -> np.ndarray:
+    """Return a text of Esper's own tasks, such as `sources`, or `facts:600` at a level."""
+    # Imported here, because a machine without Esper can run members on files that it was given.
+    from esper.lab.tasks import get_task
+
+    name, _, level = named.partition(":")
+    changes = {"level": int(level)} if level else {}
+    return get_task(name, **changes).read(None).x.reshape(-1)
+
+
+def _draw_texts(stories: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the texts of the first maps."""
+    draw, texts = np.random.default_rng(0), {}
+    texts["chain"] = _draw_chain(stories, draw)
     sums = draw.integers(0, 1000, (500_000, 2))
     lines = [f"{a}+{b}={a + b}\n" if a > b else f"{a}*{b % 10}={a * (b % 10)}\n" for a, b in sums]
     texts["sums"] = np.frombuffer("".join(lines).encode(), np.uint8)
     texts["repeats"] = _draw_repeats(draw)
     texts["links"] = _draw_links(draw)
-    for name, text in texts.items():
-        held = 100_000
-        found[f"{name}.x"], found[f"{name}.test"] = text[:-held], text[-held:]
-    np.savez_compressed(options.out, **found)
+    return texts
 
 
 def _draw_chain(text: np.ndarray, draw: np.random.Generator) -> np.ndarray:
@@ -817,9 +861,10 @@ def main() -> int:
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     made = verbs.add_parser("prepare", help="write all data into one file")
-    made.add_argument("--cifar", type=Path, required=True)
-    made.add_argument("--fashion", type=Path, required=True)
+    made.add_argument("--cifar", type=Path)
+    made.add_argument("--fashion", type=Path)
     made.add_argument("--text", action="append", default=[], metavar="NAME=FILE")
+    made.add_argument("--computed", nargs="+", default=[], metavar="NAME[:LEVEL]")
     made.add_argument("--out", type=Path, required=True)
     played = verbs.add_parser("run", help="train what is not in the results yet")
     played.add_argument("--data", type=Path, required=True)
@@ -830,9 +875,17 @@ def main() -> int:
         "--grid", action="store_true", help="members that differ in one fact at a time instead"
     )
     played.add_argument(
-        "--budgets", type=int, nargs="+", default=[2000, 8000, 24000], help="of the grid, in steps"
+        "--budgets",
+        type=int,
+        nargs="+",
+        default=[2000, 8000, 24000],
+        help="of the grid and of texts, in steps",
+    )
+    played.add_argument(
+        "--texts", nargs="+", metavar="NAME[~WRONG]", help="members on these texts instead"
     )
     played.add_argument("--seeds", type=int, default=4)
+    played.add_argument("--only-seeds", type=int, nargs="+", help="these seeds instead")
     played.add_argument("--rows", type=int, default=512, help="networks side by side")
     played.add_argument("--kinds", nargs="+", choices=tuple(RATES))
     played.add_argument("--plans", nargs="+", choices=tuple(PLANS))

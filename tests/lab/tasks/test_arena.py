@@ -9,7 +9,8 @@ import pytest
 
 from esper.lab.proof.static import deepened
 from esper.lab.tasks.arena import HORIZON, DepthMember, Draws
-from esper.lab.tasks.family import DEPTH_FAMILY, DEPTH_SMALL
+from esper.lab.tasks.family import DEPTH_FAMILY, DEPTH_SMALL, Family
+from esper.lab.tasks.task import get_task
 
 TEXT = DepthMember(kind="gpt", data="sources", width=24, train_size=2_000, steps=700)
 
@@ -31,6 +32,16 @@ def test_a_member_names_itself_in_one_line() -> None:
     assert TEXT.label == "sources gpt 24, 2000 samples, 700 steps"
     noisy = dataclasses.replace(TEXT, train_size=0, label_noise=0.3)
     assert noisy.label == "sources gpt 24, all samples, noise 0.3, 700 steps"
+    hard = dataclasses.replace(TEXT, data="mirrors", level=9)
+    assert hard.label == "mirrors9 gpt 24, 2000 samples, 700 steps"
+
+
+def test_the_level_of_a_member_is_that_of_its_text() -> None:
+    text = dataclasses.replace(TEXT, data="mirrors", train_size=0)
+    assert text.task().config.level is None
+    hard = dataclasses.replace(text, level=9).task()
+    assert bytes(hard.load().splits.samples["train"][0].tolist()).find(b":") in range(20)
+    assert hard.config.level == 9
 
 
 def test_the_budget_pays_for_its_steps_and_its_evaluations() -> None:
@@ -45,7 +56,7 @@ def test_the_budget_pays_for_its_steps_and_its_evaluations() -> None:
 
 def test_descriptors_tell_nothing_of_the_data() -> None:
     seen = TEXT.descriptors()
-    for hidden in ({"train_size": 0}, {"label_noise": 0.3}):
+    for hidden in ({"train_size": 0}, {"label_noise": 0.3}, {"data": "facts", "level": 900}):
         assert dataclasses.replace(TEXT, **hidden).descriptors() == seen  # type: ignore[arg-type]
     for told in ({"steps": 1_400}, {"width": 32}):
         assert dataclasses.replace(TEXT, **told).descriptors() != seen  # type: ignore[arg-type]
@@ -70,8 +81,30 @@ def test_every_value_is_drawn_and_budgets_are_spread_by_ratio() -> None:
     steps = [member.steps for member in members]
     assert 500 <= min(steps) < 600
     assert 4_000 < max(steps) <= 5_000
+    assert {member.level for member in members} == {0}, "sources have no levels"
     middle = sorted(steps)[100]
     assert 1_200 < middle < 2_100, "half of the budgets are below the geometric mean, 1,580"
+
+
+def test_texts_are_drawn_at_their_own_levels() -> None:
+    levels = {"facts": (300, 900), "mirrors": (4,)}
+    drawn = draws(data={"gpt": ("sources", *levels)}, levels=levels, count=60)
+    found = {(member.data, member.level) for member in drawn.members()}
+    assert found == {("sources", 0), ("facts", 300), ("facts", 900), ("mirrors", 4)}
+    assert dict(drawn.items())["level of facts"] == (300, 900)
+
+
+@pytest.mark.parametrize("family", [DEPTH_SMALL, DEPTH_FAMILY])
+def test_every_shipped_member_has_a_level_that_its_text_has(family: Family) -> None:
+    texts = {
+        (member.data, member.level)
+        for members in (*map(family.members, ("train", "select")), family.drawn_claim("2" * 64))
+        for member in members
+        if isinstance(member, DepthMember)
+    }
+    for data, level in texts:
+        assert get_task(data, level=level or None).config.level == (level or None)
+    assert {data for data, level in texts if level} >= {"sums", "facts", "mirrors", "links"}
 
 
 def test_the_splits_of_the_small_family_share_no_member() -> None:
@@ -95,6 +128,20 @@ def test_every_stage_of_every_kind_can_be_doubled(kind: str, data: str, stages: 
     assert 3.0 < deeper.host_flops / task.host_flops <= 8.0
     budgets = {one.compute_budget(one.config.validation_samples) for one in (task, deeper)}
     assert len(budgets) == 1, "a deeper network has no more FLOPs"
+
+
+@pytest.mark.parametrize("key", ["a", "b"])
+def test_data_sets_take_turns(key: str) -> None:
+    texts = ("sources", "chain", "links")
+    members = draws(
+        key=key,
+        count=12,
+        data={"gpt": texts, "vit": ("cifar16",)},
+        width={"gpt": (16,), "vit": (16,)},
+        steps={"gpt": (500, 5_000), "vit": (500, 5_000)},
+    ).members()
+    counts = Counter(member.data for member in members)
+    assert counts == {"cifar16": 6, **dict.fromkeys(texts, 2)}
 
 
 def test_a_kind_and_two_data_sets_are_in_claim_alone() -> None:

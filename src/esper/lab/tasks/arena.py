@@ -24,7 +24,7 @@ from esper.kasmina.flops import PASSES_OF_TRAINING
 from esper.kasmina.hosts import ResnetConfig, TransformerConfig, VitConfig
 from esper.lab.tasks.task import Task, TaskConfig, get_task
 from esper.leyline.config import Config
-from esper.utils.randomness import generator
+from esper.utils.randomness import derive_seed, generator
 
 NetworkKind = Literal["resnet", "vit", "gpt"]
 HOSTS_OF: dict[NetworkKind, str] = {"resnet": "resnet", "vit": "vit", "gpt": "transformer"}
@@ -193,7 +193,7 @@ class DepthMember:
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """Members that a generator draws, equally many of every kind of network.
+    """Members that a generator draws: equally many of every kind of network and its data sets.
 
     Attributes:
         key: What the draws depend on.
@@ -233,8 +233,11 @@ class Draws:
         """Return the members; they depend on the fields alone."""
         found: dict[str, DepthMember] = {}
         kinds, number = list(self.data), 0
+        first = derive_seed(self.key, "first data set")
         while len(found) < self.count:
-            member = self._draw(kinds[len(found) % len(kinds)], number)
+            turn, place = divmod(len(found), len(kinds))
+            known = self.data[kinds[place]]
+            member = self._draw(kinds[place], known[(first + turn) % len(known)], number)
             found.setdefault(member.label, member)
             number += 1
         return tuple(found.values())
@@ -243,13 +246,13 @@ class Draws:
         """Return the same generator with another key."""
         return dataclasses.replace(self, key=key)
 
-    def _draw(self, kind: NetworkKind, number: int) -> DepthMember:
+    def _draw(self, kind: NetworkKind, data: str, number: int) -> DepthMember:
         stream = generator(0, self.key, number, "arena")
         draw = partial(_pick, stream)
         least, most = self.steps[kind]
         share = float(torch.rand((), generator=stream, dtype=torch.float64))
         steps = least * (most / least) ** share
-        is_image, data = kind != "gpt", draw(self.data[kind])
+        is_image = kind != "gpt"
         return DepthMember(
             kind=kind,
             data=data,

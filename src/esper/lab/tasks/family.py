@@ -23,7 +23,7 @@ from esper.lab.tasks import arena
 from esper.lab.tasks.arena import DepthMember, Draws
 from esper.lab.tasks.member import AnyMember, HostKind, Member, SlotPlace
 from esper.lab.tasks.presets import Cifar16, CifarBaseline, Digits, Fashion14
-from esper.lab.tasks.texts import Chain, Links, Sources, Sums
+from esper.lab.tasks.texts import Facts, Links, Mirrors, Repeats, Sorting, Sources, Sums
 from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError, UsageError
 from esper.leyline.registry import Registry
@@ -319,8 +319,31 @@ CIFAR_FAMILY = register_family(
 )
 
 
-_TEXT_NOISE = (0.0, 0.3, 0.6)
-_TEXTS = (Sources.name, Sums.name, Chain.name)
+_TEXTS = (Sources.name, Sums.name, Facts.name, Mirrors.name, Sorting.name, Repeats.name)
+_TRAIN_LEVELS = {
+    Sums.name: (2, 3),
+    Facts.name: (300, 600, 1_200),
+    Mirrors.name: (4, 6),
+    Sorting.name: (3, 5),
+    Repeats.name: (2, 3),
+}
+_SELECT_LEVELS = {
+    Sums.name: (2, 3),
+    Facts.name: (400, 800),
+    Mirrors.name: (5, 7),
+    Sorting.name: (4,),
+    Repeats.name: (2, 4),
+}
+_CLAIM_LEVELS = {
+    Sums.name: (2, 3, 4),
+    Facts.name: (350, 500, 1_000),
+    Mirrors.name: (3, 5, 8),
+    Sorting.name: (4, 6),
+    Repeats.name: (2, 4),
+    Links.name: (3, 4, 5),
+}
+"""Levels at which, within these budgets, growing is worth between −10 and +25 % of the loss
+(research/arena)."""
 
 DEPTH_SMALL = register_family(
     Family(
@@ -331,27 +354,30 @@ DEPTH_SMALL = register_family(
             count=24,
             data={"gpt": _TEXTS},
             width={"gpt": (24, 32)},
+            levels=_TRAIN_LEVELS,
             train_size=(0, 4_000),
-            label_noise=_TEXT_NOISE,
-            steps={"gpt": (1_000, 10_000)},
+            label_noise=(0.0, 0.3),
+            steps={"gpt": (3_000, 10_000)},
         ),
         select=Draws(
             key="select",
             count=12,
             data={"gpt": _TEXTS},
             width={"gpt": (28,)},
+            levels=_SELECT_LEVELS,
             train_size=(0, 8_000),
-            label_noise=(0.0, 0.2, 0.5),
-            steps={"gpt": (1_000, 10_000)},
+            label_noise=(0.0, 0.2),
+            steps={"gpt": (3_000, 10_000)},
         ),
         claim_draws=Draws(
             key="",
             count=32,
             data={"gpt": (*_TEXTS, Links.name)},
             width={"gpt": (20, 26, 30)},
+            levels=_CLAIM_LEVELS,
             train_size=(0, 2_000, 6_000),
             label_noise=(0.0, 0.1, 0.4),
-            steps={"gpt": (1_000, 10_000)},
+            steps={"gpt": (3_000, 10_000)},
         ),
         settings=arena.SETTINGS,
         search_settings=arena.SEARCH_SETTINGS,
@@ -372,9 +398,10 @@ DEPTH_FAMILY = register_family(
             width={"resnet": (8, 12), "gpt": (24, 32)},
             stages=(1, 2),
             classes=(_ALL, EVEN),
+            levels=_TRAIN_LEVELS,
             train_size=(0, 1_000, 500),
-            label_noise=_TEXT_NOISE,
-            steps={"resnet": (2_000, 40_000), "gpt": (600, 12_000)},
+            label_noise=(0.0, 0.3, 0.6),
+            steps={"resnet": (2_000, 40_000), "gpt": (3_000, 12_000)},
         ),
         select=Draws(
             key="select",
@@ -383,9 +410,10 @@ DEPTH_FAMILY = register_family(
             width={"resnet": (10,), "gpt": (28,)},
             stages=(1, 2),
             classes=(_ALL, ODD),
+            levels=_SELECT_LEVELS,
             train_size=(0, 800),
             label_noise=(0.0, 0.2, 0.5),
-            steps={"resnet": (2_000, 40_000), "gpt": (600, 12_000)},
+            steps={"resnet": (2_000, 40_000), "gpt": (3_000, 12_000)},
         ),
         # Vision transformers, Fashion-MNIST and links are in claim alone.
         claim_draws=Draws(
@@ -399,9 +427,10 @@ DEPTH_FAMILY = register_family(
             width={"resnet": (6, 9, 14), "vit": (24, 32), "gpt": (20, 26, 30)},
             stages=(1, 2),
             classes=(_ALL, EVEN, ODD),
+            levels=_CLAIM_LEVELS,
             train_size=(0, 2_000, 700),
             label_noise=(0.0, 0.1, 0.4),
-            steps={"resnet": (2_000, 40_000), "vit": (2_000, 40_000), "gpt": (600, 12_000)},
+            steps={"resnet": (2_000, 40_000), "vit": (2_000, 40_000), "gpt": (3_000, 12_000)},
         ),
         settings=arena.SETTINGS,
         search_settings=arena.SEARCH_SETTINGS,
