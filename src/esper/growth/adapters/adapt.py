@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.growth.adapters.finding import check_bare, check_modules, find_weights, freeze
 from esper.growth.adapters.measuring import GradientSums, Use, describe_not_finite, shared_seed
 from esper.growth.adapters.placement import AdaptConfig, Planner
+from esper.growth.adapters.state import check_state
 from esper.growth.adapters.weights import (
     AdaptedWeight,
-    check_bare,
     check_held,
-    check_modules,
-    check_state,
-    find_weights,
-    freeze,
+    extend,
     inner_optimizers,
+    renew,
     swap,
+    table,
     watch_steps,
 )
 from esper.growth.batches import warn_of_moving_statistics
@@ -124,7 +124,7 @@ class Adapt:
             )
         opened = {name: rows for name, rows in self._planner.start().items() if len(rows)}
         for name, rows in opened.items():
-            self._renew(self._weights[name], rows, [])
+            renew(self._weights[name], rows, [])
         if opened:
             counts = {name: len(rows) for name, rows in opened.items()}
             self._history.append({"step": 0, "opened": counts, "settled": {}, "dropped": {}})
@@ -176,24 +176,8 @@ class Adapt:
         placed = f"{self.count_parameters():,} of {self._budget:,} parameters in adapters"
         if not self._is_placed:
             placed += f", placed after {self.config.measure_steps} steps"
-        ranked = [(n, one) for n, one in self._weights.items() if one.pair.rank]
-        if not ranked:
-            return f"Adapt({placed})"
         used = self._used if self._use is None else self._use.by_weight() or self._used
-        lines = [
-            f"{'weight':40} {'shape':>12} {'rank':>5} {'parameters':>11} {'gradient':>9} {'use':>6}"
-        ]
-        for name, one in ranked:
-            asked = f"{self._asked[name]:.1%}" if name in self._asked else ""
-            use = f"{used[name]:.1%}" if name in used else ""
-            shape = f"{one.rows}×{one.columns}"
-            size = one.pair.rank * one.cost
-            lines.append(
-                f"{name:40} {shape:>12} {one.pair.rank:>5} {size:>11,} {asked:>9} {use:>6}"
-            )
-        without = len(self._weights) - len(ranked)
-        rest = f"; {without} other weights have no rank" if without else ""
-        return "\n".join([*lines, f"{placed}{rest}"])
+        return table(self._weights, self._asked, used, placed)
 
     # -- what users do -----------------------------------------------------------------------------
 
@@ -370,7 +354,7 @@ class Adapt:
         for one in self._weights.values():
             rows = torch.empty(min(rank, one.rows, one.columns), one.columns)
             nn.init.kaiming_uniform_(rows, a=math.sqrt(5))
-            self._renew(one, rows.to(one.pair.A), [])
+            renew(one, rows.to(one.pair.A), [])
         self._is_placed = True
         self._history.append({"step": 0, "opened": self.ranks, "settled": {}, "dropped": {}})
 
@@ -395,7 +379,7 @@ class Adapt:
             if len(one.pair.trained) == 2:
                 if len(directions):
                     event["opened"][name] = len(directions)
-                    self._extend(one, directions, optimizers)
+                    extend(one, directions, optimizers)
                 continue
             used = [
                 index
@@ -407,7 +391,7 @@ class Adapt:
                 if count:
                     event[key][name] = count
             one.pair.settle(used)
-            self._renew(one, directions, optimizers)
+            renew(one, directions, optimizers)
         self._history.append(event)
         self._is_placed = True
         self._use = Use(self._weights) if self._pending else None
@@ -425,7 +409,7 @@ class Adapt:
         for name, one in self._weights.items():
             if one.pair.rank and name not in reached:
                 event["dropped"][name] = one.pair.rank
-                self._renew(one, one.pair.A.detach()[:0], optimizers)
+                renew(one, one.pair.A.detach()[:0], optimizers)
 
     def _look_ahead(self, optimizers: Sequence[Optimizer]) -> None:
         """Measure gradients in the steps before a move, and move when it is time."""
@@ -441,34 +425,6 @@ class Adapt:
         elif self._step >= self._pending[0] and self._measured_steps >= steps:
             self._pending.pop(0)
             self._place(optimizers)
-
-    def _renew(
-        self, one: AdaptedWeight, directions: Tensor, optimizers: Sequence[Optimizer]
-    ) -> None:
-        """Let a weight train components with these directions; the other matrix starts at 0."""
-        zeros = {"A": directions.new_zeros(len(directions), one.columns)}
-        zeros["B"] = directions.new_zeros(one.rows, len(directions))
-        fixed = "A" if one.pair.start == "B" else "B"
-        own = {**zeros, fixed: directions if fixed == "A" else directions.T}
-        self._replace(one, own, optimizers)
-
-    def _extend(
-        self, one: AdaptedWeight, directions: Tensor, optimizers: Sequence[Optimizer]
-    ) -> None:
-        """Let a pair train more components beside those that it has."""
-        pair, zeros = one.pair, directions.new_zeros(one.rows, len(directions))
-        rows, columns = [pair.A.detach(), directions], [pair.B.detach(), zeros]
-        self._replace(one, {"A": torch.cat(rows), "B": torch.cat(columns, 1)}, optimizers)
-
-    def _replace(
-        self, one: AdaptedWeight, values: dict[str, Tensor], optimizers: Sequence[Optimizer]
-    ) -> None:
-        """Give a pair new parameters, so that an optimizer counts their steps from 0."""
-        for key, value in values.items():
-            old = getattr(one.pair, key)
-            new = nn.Parameter(value.to(old, copy=True).contiguous(), old.requires_grad)
-            setattr(one.pair, key, new)
-            swap(optimizers, old, new, keeps_state=False)
 
     # -- the model ---------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from esper.growth.adapters.weights import AdaptedWeight, find_weights, peft_modules
+from esper.growth.adapters.finding import find_weights, peft_modules
+from esper.growth.adapters.weights import AdaptedWeight
 from esper.leyline.errors import UsageError, instead
 
 CONFIG = "adapter_config.json"

@@ -1,0 +1,177 @@
+"""Finds the weights of a model that can be adapted, and says why others cannot be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
+
+from esper.growth.adapters.weights import Layout
+from esper.leyline.errors import UsageError, instead
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+_WRAPPERS = ("FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine", "OptimizedModule")
+
+
+@dataclass(slots=True)
+class Eligible:
+    """A weight that can be adapted."""
+
+    module: nn.Module
+    tensor: str
+    layout: Layout
+
+
+@dataclass(slots=True)
+class FoundWeights:
+    """The weights of a model that can be adapted, by name, and why others cannot be."""
+
+    weights: dict[str, Eligible] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def choose(self, targets: str | Sequence[str]) -> dict[str, Eligible]:
+        """Return the weights of these modules, or all for 'auto'; refuse names that match none."""
+        if targets == "auto":
+            if not self.weights:
+                by_reason: dict[str, list[str]] = {}
+                for name, reason in self.reasons.items():
+                    by_reason.setdefault(reason, []).append(name)
+                why = "; ".join(
+                    f"{', '.join(names[:3])}{', …' * (len(names) > 3)}: {reason}"
+                    for reason, names in by_reason.items()
+                )
+                raise UsageError(
+                    "the model has no weight that can be adapted; Adapt needs an nn.Linear, "
+                    "nn.Conv1d, nn.Conv2d, nn.MultiheadAttention or Hugging Face's Conv1D"
+                    + (f" ({why})" if why else "")
+                )
+            return dict(self.weights)
+        asked = [targets] if isinstance(targets, str) else list(targets)
+        chosen: dict[str, Eligible] = {}
+        for target in asked:
+            found = {name: one for name, one in self.weights.items() if _is_meant(name, target)}
+            if not found:
+                refused = {n: why for n, why in self.reasons.items() if _is_meant(n, target)}
+                if refused:
+                    name, reason = next(iter(refused.items()))
+                    raise UsageError(f"{name} cannot be adapted: {reason}")
+                known = [name.rpartition(".")[0] for name in self.weights]
+                raise UsageError(
+                    f"targets= names {target!r}, which matches no weight{instead(target, known)}"
+                )
+            chosen |= found
+        return {name: one for name, one in self.weights.items() if name in chosen}
+
+
+def _is_meant(weight: str, target: str) -> bool:
+    """Return whether a target names a weight, its module or the end of the module's name."""
+    module = weight.rpartition(".")[0]
+    return target == weight or module == target or f".{module}".endswith(f".{target}")
+
+
+def find_weights(model: nn.Module, trainable: Sequence[str] = ()) -> FoundWeights:
+    """Return the weights of a model that can be adapted, outside modules that train as they are."""
+    found = FoundWeights()
+    owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    outside = tuple(f"{name}." for name in (*trainable, *peft_modules(model)))
+    for path, module in model.named_modules():
+        for tensor, layout in _weights_of(module):
+            name = f"{path}.{tensor}" if path else tensor
+            if f"{path}.".startswith(outside):
+                continue
+            reason = _why_not(module, tensor, owners)
+            if reason:
+                found.reasons[name] = reason
+            else:
+                found.weights[name] = Eligible(module, tensor, layout)
+    return found
+
+
+def peft_modules(model: nn.Module) -> Iterator[str]:
+    """Yield the names of modules that PEFT already adapts or trains."""
+    for path, module in model.named_modules():
+        if _is_of_peft(module) and path:
+            yield path
+
+
+def _is_of_peft(module: nn.Module) -> bool:
+    own = type(module).__module__.partition(".")[0] == "peft"
+    return own and (hasattr(module, "base_layer") or hasattr(module, "modules_to_save"))
+
+
+def _weights_of(module: nn.Module) -> Iterator[tuple[str, Layout]]:
+    """Yield the weights of a module that are matrices or filters."""
+    if isinstance(module, nn.MultiheadAttention):
+        for tensor in _ATTENTION:
+            if module._parameters.get(tensor) is not None or parametrize.is_parametrized(
+                module, tensor
+            ):
+                yield tensor, "linear"
+    elif isinstance(module, _CONVOLUTIONS):
+        yield "weight", "conv"
+    elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+        yield "weight", "transposed"
+    elif isinstance(module, nn.Linear) or (
+        # A quantised layer has the attributes of a linear one, but another kind of weight.
+        hasattr(module, "in_features") and hasattr(module, "weight")
+    ):
+        yield "weight", "linear"
+
+
+def _why_not(module: nn.Module, tensor: str, owners: Counter[int]) -> str:
+    """Return why a weight cannot be adapted; empty where it can be."""
+    if parametrize.is_parametrized(module, tensor):
+        return "it already has a parametrization; remove that, one of Esper by bake()"
+    weight = module._parameters.get(tensor)
+    if weight is None or not weight.is_floating_point() or weight.itemsize < 2:
+        return f"the weight of a {type(module).__name__} is quantised; load the model unquantised"
+    if owners[id(weight)] > 1:
+        return "it is tied to another weight; untie them, or adapt other weights"
+    if isinstance(weight, nn.parameter.UninitializedParameter):
+        return "it has no shape yet; call the model on a batch first"
+    if weight.dim() < 2:
+        return "it is not a matrix"
+    if weight.dim() > 2 and not isinstance(module, _CONVOLUTIONS):
+        return f"it has {weight.dim()} dimensions but belongs to no convolution"
+    return ""
+
+
+def check_modules(model: nn.Module, trainable: str | Sequence[str]) -> list[str]:
+    """Return the names of the modules to train in full; refuse names of no module."""
+    names = [trainable] if isinstance(trainable, str) else list(trainable)
+    # Heads are rarely deep in a model, so outer modules are listed first.
+    known = sorted(dict(model.named_modules()), key=lambda name: name.count("."))
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"trainable= names {name!r}, no module of the model{instead(name, known[1:])}"
+            )
+    return names
+
+
+def freeze(model: nn.Module, trainable: Sequence[str]) -> None:
+    """Freeze a model except for these modules and those that PEFT trains."""
+    own = tuple(f"{name}." for name in trainable)
+    outside = tuple(f"{name}." for name in peft_modules(model))
+    for name, parameter in model.named_parameters():
+        if name.startswith(own) or not name.startswith(outside):
+            parameter.requires_grad_(name.startswith(own))
+
+
+def check_bare(model: nn.Module) -> None:
+    """Refuse a model that is wrapped for several processes or compiled."""
+    name = type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"Adapt takes a torch.nn.Module, got {name}; give the model itself")
+    if isinstance(model, DistributedDataParallel | FSDPModule) or name in _WRAPPERS:
+        raise UsageError(
+            f"Adapt needs the model without {name}, which would not see parameters that come "
+            f"later; write Adapt(model.module, ...) first and wrap the model afterwards"
+        )

@@ -1,0 +1,66 @@
+"""Checks of a saved state of adapters, before anything of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import nn
+
+from esper.growth.adapters.weights import AdaptedWeight
+from esper.leyline.errors import CheckpointError
+
+
+def check_state(
+    state: Mapping[str, Any],
+    keys: Collection[str],
+    weights: Mapping[str, AdaptedWeight],
+    trainable: Mapping[str, nn.Parameter],
+    budget: int,
+) -> None:
+    """Refuse a state that is not one of adapters on these weights.
+
+    Args:
+        state: what is to be loaded.
+        keys: its keys if it is one.
+        weights: the adapted weights, by name.
+        trainable: the parameters of the modules that train in full.
+        budget: most trainable parameters.
+    """
+    lacking = sorted(set(keys) - state.keys()) if isinstance(state, Mapping) else sorted(keys)
+    if lacking:
+        raise CheckpointError(
+            f"this is no state of an Adapt: {lacking[0]!r} is missing; give adapters.state_dict()"
+        )
+    advice = "make model and Adapt as they were made for it"
+    for kind, names, there in (
+        ("weights", state["pairs"], weights),
+        ("trainable parameters", state["trainable"], trainable),
+    ):
+        if names.keys() != there.keys():
+            odd = sorted(names.keys() ^ there.keys())[0]
+            raise CheckpointError(
+                f"this state belongs to a model with other {kind}: only one of both has {odd}; "
+                f"{advice}"
+            )
+    if state["budget"] != budget:
+        raise CheckpointError(
+            f"this state has a budget of {state['budget']:,}, but this Adapt of {budget:,}; write "
+            f"Adapt(model, {state['budget']})"
+        )
+    for name, pair in state["pairs"].items():
+        one = weights[name]
+        for before, after in (("A", "B"), ("settled_A", "settled_B")):
+            shapes = [list(pair[key].shape) for key in (before, after)]
+            rank = shapes[0][0]
+            if shapes != [[rank, one.columns], [one.rows, rank]]:
+                raise CheckpointError(
+                    f"the pair of {name} has the shapes {shapes[0]} and {shapes[1]}, and the "
+                    f"weight is {one.rows}×{one.columns}; {advice}"
+                )
+    for name, values in state["trainable"].items():
+        if values.shape != trainable[name].shape:
+            raise CheckpointError(
+                f"{name} is {list(values.shape)} in this state and "
+                f"{list(trainable[name].shape)} in the model; {advice}"
+            )
