@@ -96,6 +96,7 @@ class Adapt:
         self._budget = budget
         self._step, self._measured_steps = 0, 0
         self._is_placed, self._is_baked, self._has_warned = False, False, False
+        self._is_new, self._is_resumed = True, False
         self._history: list[dict[str, Any]] = []
         self._asked: dict[str, float] = {}
         self._used: dict[str, float] = {}
@@ -192,8 +193,9 @@ class Adapt:
         self._forgotten.stop()
         if self._step == 0 and self.model.training:
             warn_of_moving_statistics(self.model, has_own_loop=True)
-        if self._step == 0 or not self._is_placed:
-            check_held(self.parameters(), optimizers)
+        if self._is_new or not self._is_placed:
+            check_held(self.parameters(), optimizers, is_resumed=self._is_resumed)
+            self._is_new = False
         self._step += 1
         if self._use is not None:
             self._use.end_step()
@@ -333,6 +335,7 @@ class Adapt:
         with torch.no_grad():
             for name, values in state["trainable"].items():
                 own[name].copy_(values)
+        self._is_new, self._is_resumed = True, True
         self._step, self._measured_steps = state["step"], state["measured_steps"]
         self._is_placed, self._seed = state["is_placed"], state["seed"]
         if self._planner is not None:

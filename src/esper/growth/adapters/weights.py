@@ -206,15 +206,23 @@ def inner_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimiz
     return found
 
 
-def check_held(parameters: Iterable[nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
-    """Refuse optimizers that do not hold all parameters."""
+def check_held(
+    parameters: Iterable[nn.Parameter], optimizers: Sequence[Optimizer], *, is_resumed: bool
+) -> None:
+    """Refuse optimizers that do not hold all parameters.
+
+    Args:
+        parameters: of the adapters.
+        optimizers: what trains them.
+        is_resumed: whether a state was loaded.
+    """
     held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
     missing = sum(id(parameter) not in held for parameter in parameters)
     if missing:
-        raise UsageError(
-            f"the optimizer lacks {missing} parameters of the adapters; make it from "
-            "adapters.parameters(), after adapters.measure(...) if you call that"
-        )
+        advice = "make it from adapters.parameters(), after adapters.measure(...) if you call that"
+        if is_resumed:
+            advice = "write adapters.load_state_dict(state, optimizer), or make it after that line"
+        raise UsageError(f"the optimizer lacks {missing} parameters of the adapters; {advice}")
 
 
 def watch_steps(weights: Mapping[str, AdaptedWeight], after: int) -> ForgottenSteps:
