@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from esper.growth.adapters.finding import check_bare, check_modules, find_weights, freeze
 from esper.growth.adapters.measuring import GradientSums, Use, describe_not_finite, shared_seed
 from esper.growth.adapters.placement import AdaptConfig, Planner
-from esper.growth.adapters.state import check_state
+from esper.growth.adapters.state import check_config, check_state
 from esper.growth.adapters.weights import (
     AdaptedWeight,
     check_held,
@@ -292,6 +292,8 @@ class Adapt:
             "measured_steps": self._measured_steps,
             "is_placed": self._is_placed,
             "budget": self._budget,
+            "config": self.config.to_mapping(),
+            "trained": {name: list(one.pair.trained) for name, one in self._weights.items()},
             "pending": list(self._pending),
             "seed": self._seed,
             "pairs": {
@@ -318,6 +320,7 @@ class Adapt:
         self._check_not_baked()
         own = self._own_parameters()
         check_state(state, set(self.state_dict()), self._weights, own, self._budget)
+        check_config(state, self.config, self._weights)
         self._stop_watching()
         optimizers = inner_optimizers(optimizer)
         for name, pair in state["pairs"].items():

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from esper.growth.adapters.placement import AdaptConfig
 from esper.growth.adapters.weights import AdaptedWeight
 from esper.leyline.errors import CheckpointError
 
@@ -28,6 +29,11 @@ def check_state(
         budget: most trainable parameters.
     """
     lacking = sorted(set(keys) - state.keys()) if isinstance(state, Mapping) else sorted(keys)
+    if lacking and isinstance(state, Mapping) and {"pairs", "measured_steps"} <= state.keys():
+        raise CheckpointError(
+            f"this state of an Adapt was saved by another version of Esper ({lacking[0]!r} is "
+            "missing); continue it with that version"
+        )
     if lacking:
         raise CheckpointError(
             f"this is no state of an Adapt: {lacking[0]!r} is missing; give adapters.state_dict()"
@@ -63,4 +69,36 @@ def check_state(
             raise CheckpointError(
                 f"{name} is {list(values.shape)} in this state and "
                 f"{list(trainable[name].shape)} in the model; {advice}"
+            )
+
+
+def check_config(
+    state: Mapping[str, Any], config: AdaptConfig, weights: Mapping[str, AdaptedWeight]
+) -> None:
+    """Refuse a state under whose settings adapters would go on differently.
+
+    Once ranks have their last place, only the scale and the matrices that train matter.
+
+    Args:
+        state: what is to be loaded.
+        config: settings of this Adapt.
+        weights: the adapted weights, by name.
+    """
+    there, here = state["config"], config.to_mapping()
+    is_final = state["is_placed"] and not state["pending"]
+    # Steps at which ranks move are part of the state.
+    matter = ["scale"] if is_final else [name for name in here if name != "moves"]
+    for name in matter:
+        if there[name] != here[name]:
+            raise CheckpointError(
+                f"this state was made with {name}={there[name]}, but this Adapt has "
+                f"{name}={here[name]}; write config=esper.AdaptConfig({name}={there[name]})"
+            )
+    for name, trained in state["trained"].items():
+        own = list(weights[name].pair.trained)
+        if trained != own:
+            raise CheckpointError(
+                f"the pair of {name} trains {' and '.join(trained)} in this state, but "
+                f"{' and '.join(own)} in this Adapt; give budget=, rank= and config= as they were, "
+                f"with coverage={there['coverage']}"
             )
