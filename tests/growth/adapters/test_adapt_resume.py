@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 from esper.growth.adapters.adapt import Adapt
 from esper.growth.adapters.placement import AdaptConfig
@@ -59,3 +62,39 @@ def test_a_state_of_another_version_is_refused_by_name() -> None:
     del state["config"]
     with pytest.raises(CheckpointError, match=r"another version of Esper \('config' is missing\)"):
         Adapt(make(), 500).load_state_dict(state)
+
+
+class Normed(nn.Module):
+    """A frozen BatchNorm and one in the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(81, 20), nn.BatchNorm1d(20), nn.ReLU())
+        self.head = nn.Sequential(nn.BatchNorm1d(20), nn.Linear(20, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x.flatten(1)))
+
+
+@pytest.mark.filterwarnings("ignore:the parameters of 'body.1' are frozen")
+def test_running_statistics_are_part_of_a_state() -> None:
+    torch.manual_seed(0)
+    model = Normed()
+    fresh = copy.deepcopy(model)
+    first = Adapt(model, 500, trainable="head")
+    optimizer = adamw(first)
+    start = first.state_dict()
+    train(first, optimizer, 0, 8)
+    adapters = Adapt(fresh, 500, trainable="head")
+    adapters.load_state_dict(first.state_dict())
+    other = adamw(adapters)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for name, buffer in model.named_buffers():
+        assert torch.equal(fresh.get_buffer(name), buffer), name
+    assert train(adapters, other, 8, 12) == train(first, optimizer, 8, 12)
+    first.load_state_dict(start)
+    assert torch.equal(model.body[1].running_mean, torch.zeros(20))
+    state = first.state_dict()
+    state["buffers"]["head.0.running_mean"] = torch.zeros(3)
+    with pytest.raises(CheckpointError, match=r"head\.0\.running_mean is \[3\] in this state"):
+        first.load_state_dict(state)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -139,6 +140,37 @@ def test_peft_loads_and_merges_what_was_saved(peft: Any, tmp_path: Path) -> None
     loaded = peft.PeftModel.from_pretrained(make(), tmp_path)
     torch.testing.assert_close(loaded(X), model(X))
     torch.testing.assert_close(loaded.merge_and_unload()(X), adapters.bake()(X))
+
+
+class Normed(nn.Module):
+    """A head with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(64, 30)
+        self.head = nn.Sequential(nn.BatchNorm1d(30), nn.Linear(30, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.up(x.flatten(1))))
+
+
+def test_files_have_the_running_statistics_of_trained_modules(tmp_path: Path) -> None:
+    model = Normed()
+    trained(model, budget=300, trainable="head").save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    for name, buffer in model.head.named_buffers(prefix="base_model.model.head"):
+        assert torch.equal(saved[name], buffer)
+
+
+@pytest.mark.integrations
+@pytest.mark.filterwarnings("ignore")
+def test_peft_loads_a_head_with_running_statistics(peft: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Normed()
+    base = copy.deepcopy(model)
+    trained(model, budget=300, trainable="head").save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(base, tmp_path)
+    torch.testing.assert_close(loaded.eval()(X), model.eval()(X))
 
 
 @pytest.mark.integrations

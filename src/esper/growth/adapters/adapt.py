@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from esper.growth.adapters.finding import check_bare, check_modules, find_weights, freeze
 from esper.growth.adapters.measuring import GradientSums, Use, describe_not_finite, shared_seed
 from esper.growth.adapters.placement import AdaptConfig, Planner
-from esper.growth.adapters.state import check_config, check_state
+from esper.growth.adapters.state import check_config, check_state, persistent_buffers
 from esper.growth.adapters.weights import (
     AdaptedWeight,
     check_held,
@@ -301,6 +301,7 @@ class Adapt:
                 for name, one in self._weights.items()
             },
             "trainable": {n: p.detach().clone() for n, p in self._own_parameters().items()},
+            "buffers": {n: b.detach().clone() for n, b in persistent_buffers(self.model).items()},
             "asked": dict(self._asked),
             "used": dict(self._used),
             "use": None if self._use is None else self._use.state_dict(),
@@ -319,7 +320,8 @@ class Adapt:
         """
         self._check_not_baked()
         own = self._own_parameters()
-        check_state(state, set(self.state_dict()), self._weights, own, self._budget)
+        buffers = persistent_buffers(self.model)
+        check_state(state, set(self.state_dict()), self._weights, own, buffers, self._budget)
         check_config(state, self.config, self._weights)
         self._stop_watching()
         optimizers = inner_optimizers(optimizer)
@@ -336,8 +338,9 @@ class Adapt:
                 values = pair[key].to(like.device, like.dtype, copy=True)
                 setattr(one.pair, key, nn.Parameter(values, requires_grad=False))
         with torch.no_grad():
-            for name, values in state["trainable"].items():
-                own[name].copy_(values)
+            for kind, into in (("trainable", own), ("buffers", buffers)):
+                for name, values in state[kind].items():
+                    into[name].copy_(values)
         self._is_new, self._is_resumed = True, True
         self._step, self._measured_steps = state["step"], state["measured_steps"]
         self._is_placed, self._seed = state["is_placed"], state["seed"]

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from esper.growth.adapters.finding import find_weights, peft_modules
+from esper.growth.adapters.state import persistent_buffers
 from esper.growth.adapters.weights import AdaptedWeight
 from esper.leyline.errors import UsageError, instead
 
@@ -73,12 +74,13 @@ def save_adapter(
         raise UsageError(
             "no rank is placed yet, so there is no adapter to save; train, or call measure(), first"
         )
-    for name, parameter in model.named_parameters():
-        if name.startswith(tuple(f"{module}." for module in trainable)):
-            tensors[f"{_PREFIX}{name}"] = parameter.detach().contiguous().cpu()
+    own = tuple(f"{module}." for module in trainable)
+    for name, tensor in (*model.named_parameters(), *persistent_buffers(model).items()):
+        if name.startswith(own):
+            tensors[f"{_PREFIX}{name}"] = tensor.detach().contiguous().cpu()
     rank = max(ranks.values())
     # PEFT matches the ends of names; it matches a name that starts with ^ as a whole.
-    patterns = {f"^{re.escape(path)}": own for path, own in ranks.items()}
+    patterns = {f"^{re.escape(path)}": size for path, size in ranks.items()}
     base = getattr(getattr(model, "config", None), "_name_or_path", None)
     config = {
         "peft_type": "LORA",
@@ -90,7 +92,7 @@ def save_adapter(
         "bias": "none",
         "target_modules": "|".join(re.escape(path) for path in ranks),
         "rank_pattern": patterns,
-        "alpha_pattern": {pattern: scale * own for pattern, own in patterns.items()},
+        "alpha_pattern": {pattern: scale * size for pattern, size in patterns.items()},
         "fan_in_fan_out": all(
             one.pair.layout == "transposed" for one in weights.values() if one.path in ranks
         ),

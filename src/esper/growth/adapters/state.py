@@ -1,15 +1,28 @@
-"""Checks of a saved state of adapters, before anything of it is loaded."""
+"""The saved state of adapters: buffers of the model, and checks before anything is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from esper.growth.adapters.placement import AdaptConfig
 from esper.growth.adapters.weights import AdaptedWeight
 from esper.leyline.errors import CheckpointError
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of a model that its `state_dict` has, such as running statistics.
+
+    They may change in a frozen model too, and nothing tells beforehand which of them do.
+    """
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    }
 
 
 def check_state(
@@ -17,6 +30,7 @@ def check_state(
     keys: Collection[str],
     weights: Mapping[str, AdaptedWeight],
     trainable: Mapping[str, nn.Parameter],
+    buffers: Mapping[str, Tensor],
     budget: int,
 ) -> None:
     """Refuse a state that is not one of adapters on these weights.
@@ -26,6 +40,7 @@ def check_state(
         keys: its keys if it is one.
         weights: the adapted weights, by name.
         trainable: the parameters of the modules that train in full.
+        buffers: the persistent buffers of the model.
         budget: most trainable parameters.
     """
     lacking = sorted(set(keys) - state.keys()) if isinstance(state, Mapping) else sorted(keys)
@@ -42,6 +57,7 @@ def check_state(
     for kind, names, there in (
         ("weights", state["pairs"], weights),
         ("trainable parameters", state["trainable"], trainable),
+        ("buffers", state["buffers"], buffers),
     ):
         if names.keys() != there.keys():
             odd = sorted(names.keys() ^ there.keys())[0]
@@ -64,12 +80,13 @@ def check_state(
                     f"the pair of {name} has the shapes {shapes[0]} and {shapes[1]}, and the "
                     f"weight is {one.rows}×{one.columns}; {advice}"
                 )
-    for name, values in state["trainable"].items():
-        if values.shape != trainable[name].shape:
-            raise CheckpointError(
-                f"{name} is {list(values.shape)} in this state and "
-                f"{list(trainable[name].shape)} in the model; {advice}"
-            )
+    for saved, own in ((state["trainable"], trainable), (state["buffers"], buffers)):
+        for name, values in saved.items():
+            if values.shape != own[name].shape:
+                raise CheckpointError(
+                    f"{name} is {list(values.shape)} in this state and "
+                    f"{list(own[name].shape)} in the model; {advice}"
+                )
 
 
 def check_config(
