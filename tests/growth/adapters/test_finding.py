@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from esper.growth.adapters.finding import find_weights
+from esper.growth.adapters.finding import check_modules, find_weights
 from esper.leyline.errors import UsageError
 
 
@@ -59,3 +59,18 @@ def test_targets_are_modules_or_ends_of_their_names() -> None:
     with pytest.raises(UsageError, match=r"names 'c'"):
         found.choose("c")
     assert not parametrize.is_parametrized(model["b"])
+
+
+@pytest.mark.parametrize(
+    ("trainable", "told"),
+    [
+        ("head", r"'head', but head\.weight is tied to embed\.weight, .*=\['head', 'embed'\]$"),
+        ("embed", r"'embed', but embed\.weight is tied to head\.weight"),
+    ],
+)
+def test_a_module_with_a_tied_weight_is_trained_with_the_other_one_only(
+    trainable: str, told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        check_modules(tied(), trainable)
+    assert check_modules(tied(), ["head", "embed"]) == ["head", "embed"]

@@ -175,7 +175,10 @@ def test_peft_loads_a_head_with_running_statistics(peft: Any, tmp_path: Path) ->
 
 @pytest.mark.integrations
 @pytest.mark.filterwarnings("ignore")
-def test_peft_loads_an_adapter_of_gpt2(peft: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trainable", [(), ("lm_head", "transformer.wte")])
+def test_peft_loads_an_adapter_of_gpt2(
+    peft: Any, tmp_path: Path, trainable: tuple[str, ...]
+) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -189,7 +192,9 @@ def test_peft_loads_an_adapter_of_gpt2(peft: Any, tmp_path: Path) -> None:
     )
     model = transformers.GPT2LMHeadModel(config).eval()
     base = copy.deepcopy(model)
-    adapters = Adapt(model, 2_000, total_steps=12)
+    with pytest.raises(UsageError, match=r"lm_head\.weight is tied to transformer\.wte\.weight"):
+        Adapt(model, 2_000, trainable="lm_head")
+    adapters = Adapt(model, 2_000, total_steps=12, trainable=trainable)
     assert "lm_head.weight" not in adapters.ranks
     optimizer = torch.optim.AdamW(adapters.parameters(), lr=0.01)
     tokens = torch.randint(20, (4, 12), generator=torch.Generator().manual_seed(0))

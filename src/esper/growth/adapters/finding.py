@@ -153,7 +153,26 @@ def check_modules(model: nn.Module, trainable: str | Sequence[str]) -> list[str]
             raise UsageError(
                 f"trainable= names {name!r}, no module of the model{instead(name, known[1:])}"
             )
+    _check_not_tied(model, names)
     return names
+
+
+def _check_not_tied(model: nn.Module, trainable: Sequence[str]) -> None:
+    """Refuse to train a parameter that also belongs to a module that stays frozen."""
+    own = tuple(f"{name}." for name in trainable)
+    owners: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    for names in owners.values():
+        inside = [name for name in names if name.startswith(own)]
+        outside = [name for name in names if not name.startswith(own)]
+        if inside and outside:
+            modules = [next(one for one in trainable if inside[0].startswith(f"{one}."))]
+            modules.append(outside[0].rpartition(".")[0])
+            raise UsageError(
+                f"trainable= names {modules[0]!r}, but {inside[0]} is tied to {outside[0]}, which "
+                f"would stay frozen; untie them, or write trainable={modules}"
+            )
 
 
 def freeze(model: nn.Module, trainable: Sequence[str]) -> None:

@@ -75,9 +75,11 @@ def save_adapter(
             "no rank is placed yet, so there is no adapter to save; train, or call measure(), first"
         )
     own = tuple(f"{module}." for module in trainable)
-    for name, tensor in (*model.named_parameters(), *persistent_buffers(model).items()):
+    # PEFT wants tied parameters under each of their names; the file refuses shared memory.
+    parameters = model.named_parameters(remove_duplicate=False)
+    for name, tensor in (*parameters, *persistent_buffers(model).items()):
         if name.startswith(own):
-            tensors[f"{_PREFIX}{name}"] = tensor.detach().contiguous().cpu()
+            tensors[f"{_PREFIX}{name}"] = tensor.detach().contiguous().cpu().clone()
     rank = max(ranks.values())
     # PEFT matches the ends of names; it matches a name that starts with ^ as a whole.
     patterns = {f"^{re.escape(path)}": size for path, size in ranks.items()}
