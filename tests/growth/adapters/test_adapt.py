@@ -419,28 +419,6 @@ def test_moving_statistics_of_a_frozen_model_are_said_at_the_first_step() -> Non
         step(adapters)
 
 
-def test_gradients_that_are_not_finite_are_said_once() -> None:
-    adapters = Adapt(make(), 500, total_steps=STEPS)
-    optimizer = adamw(adapters)
-    ranks = adapters.ranks
-
-    def step(scale: float) -> None:
-        (scale * loss_of(adapters.model, 0)).backward()
-        optimizer.zero_grad()
-        adapters.step(optimizer)
-
-    step(float("nan"))
-    for _ in range(2):
-        step(1.0)
-    with pytest.warns(EsperWarning, match=r"gradients of .* and \d+ more weights were not finite"):
-        step(1.0)
-    assert adapters.is_placed
-    assert adapters.ranks == ranks
-    for number in range(STEPS):
-        step(float("nan" if number % 2 else 1.0))
-    assert "nan" not in repr(adapters)
-
-
 def test_a_state_of_another_model_or_budget_is_refused() -> None:
     state = Adapt(make(), 500).state_dict()
     with pytest.raises(CheckpointError, match="other weights"):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.adapters.finding import check_bare, check_modules, find_weights, freeze
-from esper.growth.adapters.measuring import GradientSums, Use, describe_not_finite, shared_seed
+from esper.growth.adapters.measuring import GradientSums, Use, shared_seed
 from esper.growth.adapters.placement import AdaptConfig, Planner
 from esper.growth.adapters.state import check_config, check_state, persistent_buffers
 from esper.growth.adapters.weights import (
@@ -200,14 +200,11 @@ class Adapt:
         if self._use is not None:
             self._use.end_step()
         if self._sums is not None:
-            self._measured_steps += self._sums.end_step()
+            self._measured_steps += self._sums.end_step(agrees=True)
             if not self._is_placed and self._measured_steps >= self.config.measure_steps:
                 self._place(optimizers)
             elif not self._is_placed and self._step >= 10 * self.config.measure_steps:
-                raise UsageError(
-                    f"no gradient reached the weights in {self._step} steps; give Adapt the model "
-                    "that is trained, and call loss.backward() before adapters.step(optimizer)"
-                )
+                self._check_measured(self._sums.left_out)
         if self._is_placed and self._pending:
             self._look_ahead(optimizers)
 
@@ -306,6 +303,7 @@ class Adapt:
             "used": dict(self._used),
             "use": None if self._use is None else self._use.state_dict(),
             "sums": None if self._sums is None else self._sums.state_dict(),
+            "left_out": 0 if self._sums is None else self._sums.left_out,
             "history": self.history,
         }
 
@@ -355,6 +353,7 @@ class Adapt:
         if state["sums"] is not None:
             self._sums = GradientSums(self._weights)
             self._sums.load_state_dict(state["sums"])
+            self._sums.left_out = state["left_out"]
 
     # -- placing and moving ------------------------------------------------------------------------
 
@@ -372,9 +371,6 @@ class Adapt:
         assert self._sums is not None
         assert self._planner is not None
         use, gradients = self._use, self._sums.sums()
-        if not self._has_warned and (problem := describe_not_finite(gradients)):
-            self._has_warned = True
-            warn(problem)
         self._stop_watching()
         self._used = {} if use is None else use.by_weight()
         event: dict[str, Any] = {"step": self._step, "opened": {}, "settled": {}, "dropped": {}}
@@ -404,6 +400,23 @@ class Adapt:
         self._history.append(event)
         self._is_placed = True
         self._use = Use(self._weights) if self._pending else None
+
+    def _check_measured(self, left_out: int) -> None:
+        """Refuse to go on without gradients; warn once if too few of them were finite."""
+        if not left_out:
+            raise UsageError(
+                f"no gradient reached the weights in {self._step} steps; give Adapt the model "
+                "that is trained, and call loss.backward() before adapters.step(optimizer)"
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            warn(
+                f"{left_out} backward passes in {self._step} steps had gradients that are not "
+                f"finite, so only {self.count_parameters():,} of {self._budget:,} parameters "
+                "train; ranks are placed after "
+                f"{self.config.measure_steps - self._measured_steps} more finite steps: check that "
+                "the loss is finite, and give a GradScaler a smaller init_scale="
+            )
 
     def _drop_unreached(
         self, gradients: Mapping[str, Tensor], optimizers: Sequence[Optimizer], event: Any
