@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from esper.growth.adapters.adapt import Adapt
-from esper.leyline.errors import EsperWarning
+from esper.leyline.errors import EsperWarning, UsageError
 from tests.growth.adapters.test_adapt import STEPS, adamw, batch, loss_of, make
 
 
@@ -78,3 +79,42 @@ def test_a_grad_scaler_that_starts_too_high_delays_placement() -> None:
     assert before < adapters.count_parameters() <= 500
     assert adapters.count_parameters() > 0.95 * 500
     assert "nan" not in str(adapters)
+
+
+def test_measuring_leaves_all_gradients_as_they_were() -> None:
+    model = make()
+    loss_of(model, 7).backward()
+    adapters = Adapt(model, 300, trainable="head")
+    before = {
+        id(p): (p, p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()
+    }
+    adapters.measure(range(3), lambda step: loss_of(model, step))
+    for parameter in model.parameters():
+        if id(parameter) not in before:
+            assert parameter.grad is None
+            continue
+        _, gradient, values = before[id(parameter)]
+        assert parameter.grad is gradient
+        assert gradient is None or torch.equal(gradient, values)
+    assert any(one.grad is not None for one in model.head.parameters())
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda x: x, r"a tensor \[16, 3\]; return one number, as by \.mean\(\)"),
+        (lambda x: x.sum().detach(), "a tensor without a gradient; compute it by the model"),
+        (lambda x: None, "returned NoneType; return the loss itself"),
+        (lambda x: x.sum().item(), r"returned float; return the loss itself, without \.item"),
+        (lambda x: float("nan") * x.sum(), "saw no finite gradient in 2 batches"),
+    ],
+)
+def test_losses_that_cannot_be_measured_are_refused(loss: Any, told: str) -> None:
+    model = make()
+    with pytest.raises(UsageError, match=told):
+        Adapt(model, 500).measure([0, 1], lambda step: loss(model(batch(step)[0])))
+
+
+def test_measuring_needs_batches() -> None:
+    with pytest.raises(UsageError, match=r"measure\(\) got no batch; write measure\(batches"):
+        Adapt(make(), 500).measure([], lambda step: torch.zeros(()))

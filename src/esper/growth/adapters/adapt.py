@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.adapters.finding import check_bare, check_modules, find_weights, freeze
-from esper.growth.adapters.measuring import GradientSums, Use, shared_seed
+from esper.growth.adapters.measuring import GradientSums, Use, measure, shared_seed
 from esper.growth.adapters.placement import AdaptConfig, Planner
 from esper.growth.adapters.state import check_config, check_state, persistent_buffers
 from esper.growth.adapters.weights import (
@@ -220,17 +220,7 @@ class Adapt:
         self._check_not_baked()
         if self._is_placed or self._sums is None:
             raise UsageError("ranks are already placed; call measure() before the first step")
-        own = list(self._own_parameters().values())
-        kept = [p.grad for p in own]
-        for batch in batches:
-            loss(batch).backward()
-            self._measured_steps += self._sums.end_step()
-        for parameter, gradient in zip(own, kept, strict=True):
-            parameter.grad = gradient
-        if not self._measured_steps:
-            raise UsageError(
-                "measure() saw no gradient; write measure(batches, lambda batch: loss of the model)"
-            )
+        self._measured_steps += measure(self.model, self._sums, batches, loss)
         self._place([])
         if not self._pending:
             self._forgotten.stop()

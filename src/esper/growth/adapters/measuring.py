@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 
 from esper.growth.adapters.weights import AdaptedWeight, as_matrix
 from esper.growth.depth.blocks import world_size
+from esper.leyline.errors import UsageError
 
 Weights = Mapping[str, AdaptedWeight]
 
@@ -126,6 +127,63 @@ class GradientSums:
             name: value.to(self._weights[name].pair.A.device, copy=True)
             for name, value in state.items()
         }
+
+
+def measure(
+    model: nn.Module,
+    sums: GradientSums,
+    batches: Iterable[Any],
+    loss: Callable[[Any], Tensor],
+) -> int:
+    """Sum the gradients of some batches, and return how many of them were measured.
+
+    Args:
+        model: the adapted network; the gradients of its parameters are as before in the end.
+        sums: what to add to.
+        batches: what to give to the loss, one after the other.
+        loss: returns the loss of a batch.
+    """
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    measured, count = 0, 0
+    try:
+        for parameter, _ in kept:
+            parameter.grad = None
+        for batch in batches:
+            count += 1
+            value = loss(batch)
+            _check_loss(value)
+            value.backward()
+            measured += sums.end_step()
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+    everywhere = torch.tensor(measured, device=kept[0][0].device)
+    if world_size() > 1:
+        dist.all_reduce(everywhere)
+    if not int(everywhere):
+        problem = "saw no gradient" if count else "got no batch"
+        if sums.left_out:
+            problem = f"saw no finite gradient in {count} batches"
+        raise UsageError(
+            f"measure() {problem}; write measure(batches, lambda batch: loss of the model)"
+        )
+    return measured
+
+
+def _check_loss(value: Any) -> None:
+    """Refuse what cannot be the loss of a batch."""
+    what = type(value).__name__
+    if not isinstance(value, Tensor):
+        advice = "return the loss itself, without .item()"
+    elif value.numel() != 1:
+        what = f"a tensor {list(value.shape)}"
+        advice = "return one number, as by .mean()"
+    elif not value.requires_grad:
+        what = "a tensor without a gradient"
+        advice = "compute it by the model, without detach() and torch.no_grad()"
+    else:
+        return
+    raise UsageError(f"the loss that measure() calls returned {what}; {advice}")
 
 
 class Use:
