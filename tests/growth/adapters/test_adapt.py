@@ -278,9 +278,10 @@ def test_gradient_accumulation_and_clipping() -> None:
     assert [event["step"] for event in adapters.history[:2]] == [0, 4]
 
 
-def twice(model: nn.Module) -> Adapt:
-    Adapt(model, 500)
-    return Adapt(model, 500)
+def twice(model: nn.Module, *targets: str) -> Adapt:
+    first, second = targets or ("auto", "auto")
+    Adapt(model, 500, targets=first)
+    return Adapt(model, 500, targets=second)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +303,8 @@ def twice(model: nn.Module) -> Adapt:
             lambda: Adapt(make(), 500, config={"scale": 2}),
             "config must be an AdaptConfig, got a dict",
         ),  # type: ignore[arg-type]
-        (lambda: twice(make()), r"weight, …: it already has a parametrization; .* bake\(\)\)$"),
+        (lambda: twice(make()), r"conv\.weight and 6 more weights have .*; call bake\(\)"),
+        (lambda: twice(make(), "wide", "head"), r"^wide\.weight has adapters of another"),
     ],
 )
 def test_refusals(make_adapters: Any, told: str) -> None:

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
-from esper.growth.adapters.weights import Layout
+from esper.growth.adapters.weights import Layout, LowRank
 from esper.leyline.errors import UsageError, instead
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -185,12 +185,27 @@ def freeze(model: nn.Module, trainable: Sequence[str]) -> None:
 
 
 def check_bare(model: nn.Module) -> None:
-    """Refuse a model that is wrapped for several processes or compiled."""
+    """Refuse a model that is wrapped for several processes or compiled, or that has adapters."""
     name = type(model).__name__
     if not isinstance(model, nn.Module):
         raise UsageError(f"Adapt takes a torch.nn.Module, got {name}; give the model itself")
     if isinstance(model, DistributedDataParallel | FSDPModule) or name in _WRAPPERS:
+        if name == "OptimizedModule":
+            advice = "write Adapt(model._orig_mod, ...) first and compile the model afterwards"
+        elif isinstance(model, FSDPModule):
+            advice = "write Adapt(model, ...) first and call fully_shard afterwards"
+        else:
+            advice = "write Adapt(model.module, ...) first and wrap the model afterwards"
         raise UsageError(
             f"Adapt needs the model without {name}, which would not see parameters that come "
-            f"later; write Adapt(model.module, ...) first and wrap the model afterwards"
+            f"later; {advice}"
+        )
+    adapted = [path for path, module in model.named_modules() if isinstance(module, LowRank)]
+    if adapted:
+        # Each would freeze what the other one trains.
+        first = adapted[0].replace("parametrizations.", "").removesuffix(".0")
+        more = f" and {len(adapted) - 1} more weights have" if len(adapted) > 1 else " has"
+        raise UsageError(
+            f"{first}{more} adapters of another Adapt already; call bake() on that one first, or "
+            "give all modules to one Adapt by targets=[...]"
         )
