@@ -11,10 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.growth.adapters.finding import check_bare, check_modules, find_weights, freeze
+from esper.growth.adapters.finding import (
+    check_bare,
+    check_modules,
+    check_targets,
+    find_weights,
+    freeze,
+)
 from esper.growth.adapters.measuring import GradientSums, Use, measure, shared_seed
-from esper.growth.adapters.placement import AdaptConfig, Planner
-from esper.growth.adapters.state import check_config, check_state, persistent_buffers
+from esper.growth.adapters.placement import AdaptConfig, Planner, check_config
+from esper.growth.adapters.state import check_settings, check_state, persistent_buffers
 from esper.growth.adapters.weights import (
     AdaptedWeight,
     check_held,
@@ -76,14 +82,9 @@ class Adapt:
             if value is not None:
                 check_value(name, value, int, minimum=1)
         self.model = model
-        self.config = AdaptConfig() if config is None else config
-        if not isinstance(self.config, AdaptConfig):
-            raise UsageError(
-                f"config must be an AdaptConfig, got a {type(config).__name__}; write "
-                "config=esper.AdaptConfig(measure_steps=8)"
-            )
+        self.config = check_config(config)
         self._trainable = check_modules(model, trainable)
-        chosen = find_weights(model, self._trainable).choose(targets)
+        chosen = find_weights(model, self._trainable).choose(check_targets(model, targets))
         self._had_gradient = {name: p.requires_grad for name, p in model.named_parameters()}
         freeze(model, self._trainable)
         self._weights = {
@@ -261,10 +262,11 @@ class Adapt:
         """
         from esper.growth.adapters.peft import read_lora_config
 
+        for name in ("budget", "rank", "targets", "trainable"):
+            if name in options:
+                raise UsageError(f"from_peft takes {name}= from the LoraConfig; leave it out")
         targets, trainable, r, scale = read_lora_config(model, peft_config)
-        config = (options.pop("config", None) or AdaptConfig()).replace(scale=scale)
-        if "rank" in options:
-            raise UsageError("from_peft takes the rank from the LoraConfig; leave out rank=")
+        config = check_config(options.pop("config", None)).replace(scale=scale)
         found = find_weights(model, trainable).choose(targets)
         sizes = [one.module._parameters[one.tensor] for one in found.values()]
         budget = r * sum(p.shape[0] + p[0].numel() for p in sizes if p is not None)
@@ -310,7 +312,7 @@ class Adapt:
         own = self._own_parameters()
         buffers = persistent_buffers(self.model)
         check_state(state, set(self.state_dict()), self._weights, own, buffers, self._budget)
-        check_config(state, self.config, self._weights)
+        check_settings(state, self.config, self._weights)
         self._stop_watching()
         optimizers = inner_optimizers(optimizer)
         for name, pair in state["pairs"].items():

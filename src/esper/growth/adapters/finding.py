@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -12,10 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from esper.growth.adapters.weights import Layout, LowRank
-from esper.leyline.errors import UsageError, instead
+from esper.leyline.errors import UsageError
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+_MOST_NAMED = 6
+_MOST_CLOSE = 3
 
 _WRAPPERS = ("FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine", "OptimizedModule")
 
@@ -53,18 +58,18 @@ class FoundWeights:
                     + (f" ({why})" if why else "")
                 )
             return dict(self.weights)
-        asked = [targets] if isinstance(targets, str) else list(targets)
         chosen: dict[str, Eligible] = {}
-        for target in asked:
+        for target in [targets] if isinstance(targets, str) else targets:
             found = {name: one for name, one in self.weights.items() if _is_meant(name, target)}
             if not found:
                 refused = {n: why for n, why in self.reasons.items() if _is_meant(n, target)}
                 if refused:
                     name, reason = next(iter(refused.items()))
                     raise UsageError(f"{name} cannot be adapted: {reason}")
-                known = [name.rpartition(".")[0] for name in self.weights]
+                known = list(dict.fromkeys(name.rpartition(".")[0] for name in self.weights))
                 raise UsageError(
-                    f"targets= names {target!r}, which matches no weight{instead(target, known)}"
+                    f"targets= names {target!r}, which matches no weight"
+                    f"{nearest_names(target, known)}"
                 )
             chosen |= found
         return {name: one for name, one in self.weights.items() if name in chosen}
@@ -130,6 +135,8 @@ def _why_not(module: nn.Module, tensor: str, owners: Counter[int]) -> str:
     if parametrize.is_parametrized(module, tensor):
         return "it already has a parametrization; remove that, one of Esper by bake()"
     weight = module._parameters.get(tensor)
+    if weight is None and (computed := _computed_by(module)):
+        return computed
     if weight is None or not weight.is_floating_point() or weight.itemsize < 2:
         return f"the weight of a {type(module).__name__} is quantised; load the model unquantised"
     if owners[id(weight)] > 1:
@@ -143,18 +150,77 @@ def _why_not(module: nn.Module, tensor: str, owners: Counter[int]) -> str:
     return ""
 
 
-def check_modules(model: nn.Module, trainable: str | Sequence[str]) -> list[str]:
+def _computed_by(module: nn.Module) -> str:
+    """Return that a hook computes the weight of a module from other parameters, if one does."""
+    if "weight" not in vars(module):
+        return ""
+    utils = "torch.nn.utils."
+    if "weight_g" in module._parameters:
+        return f"weight_norm computes it; call {utils}remove_weight_norm(module) first"
+    if "weight_mask" in module._buffers:
+        return f"it is pruned; call {utils}prune.remove(module, 'weight') first"
+    if "weight_u" in module._buffers:
+        return f"spectral_norm computes it; call {utils}remove_spectral_norm(module) first"
+    return ""
+
+
+def check_targets(model: nn.Module, targets: Any) -> str | list[str]:
+    """Return the names of what to adapt; refuse what is no name, and an empty list."""
+    if isinstance(targets, str):
+        return targets
+    names = _names(model, "targets", targets)
+    if not names:
+        raise UsageError("targets= is empty; name modules to adapt, or leave it out to adapt all")
+    return names
+
+
+def check_modules(model: nn.Module, trainable: Any) -> list[str]:
     """Return the names of the modules to train in full; refuse names of no module."""
-    names = [trainable] if isinstance(trainable, str) else list(trainable)
+    names = _names(model, "trainable", trainable)
     # Heads are rarely deep in a model, so outer modules are listed first.
-    known = sorted(dict(model.named_modules()), key=lambda name: name.count("."))
+    known = sorted(dict(model.named_modules()), key=lambda name: name.count("."))[1:]
     for name in names:
         if name not in known:
             raise UsageError(
-                f"trainable= names {name!r}, no module of the model{instead(name, known[1:])}"
+                f"trainable= names {name!r}, no module of the model"
+                f"{nearest_names(name, known, with_ends=False)}"
             )
     _check_not_tied(model, names)
     return names
+
+
+def _names(model: nn.Module, argument: str, given: Any) -> list[str]:
+    """Return a name or several as a list; refuse anything else."""
+    is_list = isinstance(given, Iterable) and not isinstance(given, str | nn.Module)
+    names = list(given) if is_list else [given]
+    for one in names:
+        if isinstance(one, str):
+            continue
+        paths = [path for path, module in model.named_modules() if module is one and path]
+        advice = f"{argument}={paths[0]!r}" if paths else f"{argument}=['...']"
+        raise UsageError(
+            f"{argument}= takes names of modules, got {type(one).__name__}; write {advice}"
+        )
+    return names
+
+
+def nearest_names(name: str, known: Sequence[str], *, with_ends: bool = True) -> str:
+    """Return the end of a message about an unknown name: the nearest names, or the first ones.
+
+    Args:
+        name: what was given.
+        known: what could be given.
+        with_ends: whether the ends of names could be given too.
+    """
+    ends = [one.rpartition(".")[2] for one in known] if with_ends else []
+    close = [one for one in known if one.endswith(f".{name}")][:_MOST_CLOSE]
+    names = list(dict.fromkeys([*known, *ends]))
+    close = close or difflib.get_close_matches(name, names, n=_MOST_CLOSE, cutoff=0.5)
+    if close:
+        return f", did you mean {' or '.join(repr(one) for one in close)}?"
+    shown = ", ".join(known[:_MOST_NAMED])
+    rest = f", … ({len(known)} in all)" if len(known) > _MOST_NAMED else ""
+    return f"; known: {shown or 'none'}{rest}"
 
 
 def _check_not_tied(model: nn.Module, trainable: Sequence[str]) -> None:

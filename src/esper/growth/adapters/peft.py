@@ -12,10 +12,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from esper.growth.adapters.finding import find_weights, peft_modules
+from esper.growth.adapters.finding import find_weights, nearest_names, peft_modules
 from esper.growth.adapters.state import persistent_buffers
 from esper.growth.adapters.weights import AdaptedWeight
-from esper.leyline.errors import UsageError, instead
+from esper.leyline.errors import UsageError
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
@@ -151,7 +151,7 @@ def read_lora_config(model: nn.Module, config: Any) -> tuple[list[str], list[str
     if not found:
         raise UsageError(
             f"target_modules={wanted!r} matches no weight that can be adapted"
-            f"{instead(wanted, names)}"
+            f"{nearest_names(str(wanted), names)}"
         )
     rank = config.r
     scale = config.lora_alpha / (rank**0.5 if getattr(config, "use_rslora", False) else rank)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper.growth.adapters.weights import AdaptedWeight
 from esper.leyline.config import Config, option
-from esper.leyline.errors import ConfigError
+from esper.leyline.errors import ConfigError, UsageError
 from esper.utils.randomness import drawing, generator
 
 EXACT = 512
@@ -72,6 +72,18 @@ class AdaptConfig(Config):
                 f"AdaptConfig.moves has {self.moves}; name shares of the run between 0 and 1, as "
                 "in (0.25, 0.5)"
             )
+
+
+def check_config(config: AdaptConfig | None) -> AdaptConfig:
+    """Return the settings, by default the usual ones; refuse what is none."""
+    if config is None:
+        return AdaptConfig()
+    if not isinstance(config, AdaptConfig):
+        raise UsageError(
+            f"config must be an AdaptConfig, got a {type(config).__name__}; write "
+            "config=esper.AdaptConfig(measure_steps=8)"
+        )
+    return config
 
 
 @dataclass(slots=True)

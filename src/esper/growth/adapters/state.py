@@ -89,7 +89,7 @@ def check_state(
                 )
 
 
-def check_config(
+def check_settings(
     state: Mapping[str, Any], config: AdaptConfig, weights: Mapping[str, AdaptedWeight]
 ) -> None:
     """Refuse a state under whose settings adapters would go on differently.
