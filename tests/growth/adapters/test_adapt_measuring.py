@@ -118,3 +118,14 @@ def test_losses_that_cannot_be_measured_are_refused(loss: Any, told: str) -> Non
 def test_measuring_needs_batches() -> None:
     with pytest.raises(UsageError, match=r"measure\(\) got no batch; write measure\(batches"):
         Adapt(make(), 500).measure([], lambda step: torch.zeros(()))
+
+
+def test_baking_before_ranks_are_placed_says_how_little_was_trained() -> None:
+    adapters = Adapt(make(), 500)
+    optimizer = adamw(adapters)
+    for number in range(3):
+        step(adapters, optimizer, 1.0, number)
+    told = r"only 298 of 500 parameters trained: .* after 4 steps .* this run had 3; call adapters"
+    with pytest.warns(EsperWarning, match=told):
+        adapters.bake()
+    Adapt(make(), 500).bake()

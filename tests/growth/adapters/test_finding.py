@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from esper.growth.adapters.adapt import Adapt
 from esper.growth.adapters.finding import check_modules, find_weights
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import EsperWarning, UsageError
 
 
 def tied() -> nn.Module:
@@ -59,6 +60,27 @@ def test_targets_are_modules_or_ends_of_their_names() -> None:
     with pytest.raises(UsageError, match=r"names 'c'"):
         found.choose("c")
     assert not parametrize.is_parametrized(model["b"])
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.cell, self.head = nn.GRU(4, 8), nn.LSTMCell(8, 8), nn.Linear(8, 2)
+
+
+def test_recurrent_layers_are_said_to_be_left_out() -> None:
+    with pytest.raises(
+        UsageError, match=r"gru\.weight_ih_l0 cannot .* an nn\.GRU, and recurrent"
+    ):
+        Adapt(Recurrent(), 500, targets="gru")
+    told = r"gru \(nn\.GRU\) and 1 more stay frozen.* write trainable=\['head', 'gru', 'cell'\]$"
+    model = nn.ModuleDict({**dict(Recurrent().named_children()), "tail": nn.Linear(2, 2)})
+    with pytest.warns(EsperWarning, match=told) as seen:
+        Adapt(model, 500, trainable="head")
+    assert len(seen) == 1
+    # Whoever names layers knows what is left out.
+    Adapt(Recurrent(), 500, targets="head")
+    Adapt(Recurrent(), 500, trainable=["gru", "cell"])
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_a_configuration_says_where_and_how_much() -> None:
     assert adapters.budget == 2 * (36 + 60)
     assert adapters.config.scale == 2.0
     assert model.head.weight.requires_grad
-    only = Adapt.from_peft(make(), lora(target_modules=r"inner\.up"))
+    only = Adapt.from_peft(make(), lora(target_modules=r"inner\.up", init_lora_weights=True))
     assert list(only.ranks) == ["inner.up.weight"]
 
 
@@ -85,6 +85,8 @@ def test_a_configuration_says_where_and_how_much() -> None:
     [
         (lora(use_dora=True), "use_dora=True"),
         (lora(lora_dropout=0.1), "lora_dropout=0.1"),
+        (lora(init_lora_weights="olora"), "init_lora_weights='olora'"),
+        (lora(init_lora_weights=False), "init_lora_weights=False"),
         (lora(target_modules=None), "target_modules"),
         (lora(target_modules=["tail"]), "tail.* known: .*head"),
         (lora(peft_type="IA3"), "takes a LoraConfig"),

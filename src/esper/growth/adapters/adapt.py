@@ -17,6 +17,7 @@ from esper.growth.adapters.finding import (
     check_targets,
     find_weights,
     freeze,
+    warn_of_recurrent,
 )
 from esper.growth.adapters.measuring import GradientSums, Use, measure, shared_seed
 from esper.growth.adapters.placement import AdaptConfig, Planner, check_config
@@ -85,6 +86,8 @@ class Adapt:
         self.config = check_config(config)
         self._trainable = check_modules(model, trainable)
         chosen = find_weights(model, self._trainable).choose(check_targets(model, targets))
+        if targets == "auto":
+            warn_of_recurrent(model, self._trainable)
         self._had_gradient = {name: p.requires_grad for name, p in model.named_parameters()}
         freeze(model, self._trainable)
         self._weights = {
@@ -232,6 +235,13 @@ class Adapt:
         Classes, `state_dict` keys and `requires_grad` are as they were.
         """
         self._check_not_baked()
+        if self._step and not self._is_placed:
+            warn(
+                f"only {self.count_parameters():,} of {self._budget:,} parameters trained: ranks "
+                f"are placed after {self.config.measure_steps} steps with finite gradients, and "
+                f"this run had {self._measured_steps}; call adapters.measure(batches, loss) before "
+                "training, or write config=esper.AdaptConfig(measure_steps=1)"
+            )
         self._stop_watching()
         self._forgotten.stop()
         self._give_back(merged=True)

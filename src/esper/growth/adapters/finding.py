@@ -14,10 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from esper.growth.adapters.weights import Layout, LowRank
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, warn
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 _MOST_NAMED = 6
 _MOST_CLOSE = 3
@@ -99,6 +101,23 @@ def find_weights(model: nn.Module, trainable: Sequence[str] = ()) -> FoundWeight
     return found
 
 
+def warn_of_recurrent(model: nn.Module, trainable: Sequence[str]) -> None:
+    """Warn if recurrent layers are left out of all that is adapted."""
+    own = tuple(f"{name}." for name in (*trainable, *peft_modules(model)))
+    found = [
+        (path, type(module).__name__)
+        for path, module in model.named_modules()
+        if isinstance(module, _RECURRENT) and not f"{path}.".startswith(own)
+    ]
+    if found:
+        more = f" and {len(found) - 1} more stay" if len(found) > 1 else " stays"
+        path, kind = found[0]
+        warn(
+            f"{path} (nn.{kind}){more} frozen, because recurrent layers cannot be adapted; to "
+            f"train such layers in full, write trainable={[*trainable, *(one for one, _ in found)]}"
+        )
+
+
 def peft_modules(model: nn.Module) -> Iterator[str]:
     """Yield the names of modules that PEFT already adapts or trains."""
     for path, module in model.named_modules():
@@ -121,6 +140,10 @@ def _weights_of(module: nn.Module) -> Iterator[tuple[str, Layout]]:
                 yield tensor, "linear"
     elif isinstance(module, _CONVOLUTIONS):
         yield "weight", "conv"
+    elif isinstance(module, _RECURRENT):
+        for tensor in module._parameters:
+            if tensor.startswith("weight_"):
+                yield tensor, "linear"
     elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
         yield "weight", "transposed"
     elif isinstance(module, nn.Linear) or (
@@ -132,6 +155,11 @@ def _weights_of(module: nn.Module) -> Iterator[tuple[str, Layout]]:
 
 def _why_not(module: nn.Module, tensor: str, owners: Counter[int]) -> str:
     """Return why a weight cannot be adapted; empty where it can be."""
+    if isinstance(module, _RECURRENT):
+        return (
+            f"it belongs to an nn.{type(module).__name__}, and recurrent layers cannot be adapted; "
+            "name the layer in trainable= to train it in full"
+        )
     if parametrize.is_parametrized(module, tensor):
         return "it already has a parametrization; remove that, one of Esper by bake()"
     weight = module._parameters.get(tensor)

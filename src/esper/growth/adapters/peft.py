@@ -33,6 +33,14 @@ _UNSUPPORTED: dict[str, Any] = {
     "target_parameters": None,
     "trainable_token_indices": None,
     "layer_replication": None,
+    "init_lora_weights": True,
+    "use_qalora": False,
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+    "kasa_config": None,
+    "velora_config": None,
+    "monteclora_config": None,
+    "use_bdlora": None,
 }
 """Fields of a `LoraConfig` that Esper does not support, with the value that turns each off."""
 
@@ -133,7 +141,7 @@ def read_lora_config(model: nn.Module, config: Any) -> tuple[list[str], list[str
         raise UsageError(f"from_peft takes a LoraConfig of PEFT, got a {type(config).__name__}")
     for key, usual in _UNSUPPORTED.items():
         value = getattr(config, key, usual)
-        if value and value != usual:
+        if value != usual and (value or usual):
             raise UsageError(f"Adapt does not support {key}={value!r} of a LoraConfig; remove it")
     trainable = _ends_with(model, config.modules_to_save or ())
     wanted = config.target_modules
