@@ -69,9 +69,7 @@ class Recurrent(nn.Module):
 
 
 def test_recurrent_layers_are_said_to_be_left_out() -> None:
-    with pytest.raises(
-        UsageError, match=r"gru\.weight_ih_l0 cannot .* an nn\.GRU, and recurrent"
-    ):
+    with pytest.raises(UsageError, match=r"gru\.weight_ih_l0 cannot .* an nn\.GRU, and recurrent"):
         Adapt(Recurrent(), 500, targets="gru")
     told = r"gru \(nn\.GRU\) and 1 more stay frozen.* write trainable=\['head', 'gru', 'cell'\]$"
     model = nn.ModuleDict({**dict(Recurrent().named_children()), "tail": nn.Linear(2, 2)})
