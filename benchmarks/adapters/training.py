@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from benchmarks.adapters.cases import CASES, Case, Split, load_base, loss_of, score_of
 from esper import Adapt
+from esper.growth.adapters.finding import find_weights
 from esper.growth.adapters.placement import AdaptConfig
-from esper.growth.adapters.weights import find_weights
 
 ARMS = ("peft", "esper", "placed", "uniform", "full", "head")
 """peft: LoRA of PEFT at uniform rank. esper: placed by gradients, then moved. placed: never moved.

@@ -12,7 +12,7 @@ from benchmarks.adapters import training
 from benchmarks.adapters.cases import CASES, load_base
 from benchmarks.adapters.models import MobileNet
 from benchmarks.adapters.training import Bench, Job, budget_of, train
-from esper.growth.adapters.weights import find_weights
+from esper.growth.adapters.finding import find_weights
 
 
 @pytest.fixture

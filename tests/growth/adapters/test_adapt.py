@@ -278,9 +278,10 @@ def test_gradient_accumulation_and_clipping() -> None:
     assert [event["step"] for event in adapters.history[:2]] == [0, 4]
 
 
-def twice(model: nn.Module) -> Adapt:
-    Adapt(model, 500)
-    return Adapt(model, 500)
+def twice(model: nn.Module, *targets: str) -> Adapt:
+    first, second = targets or ("auto", "auto")
+    Adapt(model, 500, targets=first)
+    return Adapt(model, 500, targets=second)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +303,8 @@ def twice(model: nn.Module) -> Adapt:
             lambda: Adapt(make(), 500, config={"scale": 2}),
             "config must be an AdaptConfig, got a dict",
         ),  # type: ignore[arg-type]
-        (lambda: twice(make()), r"weight, …: it already has a parametrization; .* bake\(\)\)$"),
+        (lambda: twice(make()), r"conv\.weight and 6 more weights have .*; call bake\(\)"),
+        (lambda: twice(make(), "wide", "head"), r"^wide\.weight has adapters of another"),
     ],
 )
 def test_refusals(make_adapters: Any, told: str) -> None:
@@ -417,28 +419,6 @@ def test_moving_statistics_of_a_frozen_model_are_said_at_the_first_step() -> Non
         adapters = Adapt(normed(), 40)
         adapters.model.get_submodule(held).eval()
         step(adapters)
-
-
-def test_gradients_that_are_not_finite_are_said_once() -> None:
-    adapters = Adapt(make(), 500, total_steps=STEPS)
-    optimizer = adamw(adapters)
-    ranks = adapters.ranks
-
-    def step(scale: float) -> None:
-        (scale * loss_of(adapters.model, 0)).backward()
-        optimizer.zero_grad()
-        adapters.step(optimizer)
-
-    step(float("nan"))
-    for _ in range(2):
-        step(1.0)
-    with pytest.warns(EsperWarning, match=r"gradients of .* and \d+ more weights were not finite"):
-        step(1.0)
-    assert adapters.is_placed
-    assert adapters.ranks == ranks
-    for number in range(STEPS):
-        step(float("nan" if number % 2 else 1.0))
-    assert "nan" not in repr(adapters)
 
 
 def test_a_state_of_another_model_or_budget_is_refused() -> None:

@@ -47,6 +47,17 @@ def play(folder: str, rank: int) -> None:
         adapters.step(optimizer)
     print("ranks", sorted(adapters.ranks.items()))
     print("sum", [round(float(p.detach().double().sum()), 10) for p in adapters.parameters()])
+    # One process has no finite gradient; none waits for it in vain.
+    odd = Adapt(make(), 500)
+    factor = float("nan") if rank else 1.0
+    odd.measure(range(2), lambda step: factor * loss_of(odd.model, step))
+    print("one", sorted(odd.ranks.items()))
+    late = Adapt(make(), 500)
+    optimizer = torch.optim.SGD(late.parameters(), lr=0.0)
+    for step in range(6):
+        (loss_of(late.model, step) * (float("nan") if rank and step < 2 else 1.0)).backward()
+        late.step(optimizer)
+    print("late", late.history[-1]["step"], sorted(late.ranks.items()))
     moving = Adapt(make(), 500, total_steps=20)
     try:
         train(moving, adamw(moving), 0, 20)
@@ -76,5 +87,6 @@ def test_two_processes_have_the_same_adapters(tmp_path: Path) -> None:
     assert [process.returncode for process in started] == [0, 0], ended[0][1] + ended[1][1]
     first, second = (out.splitlines() for out, _ in ended)
     assert first == second
-    assert [line.split()[0] for line in first] == ["ranks", "sum", "refused"]
-    assert "total_steps=" in first[2]
+    assert [line.split()[0] for line in first] == ["ranks", "sum", "one", "late", "refused"]
+    assert first[3].startswith("late 6 ")
+    assert "total_steps=" in first[4]

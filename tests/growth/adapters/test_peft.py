@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -75,7 +76,7 @@ def test_a_configuration_says_where_and_how_much() -> None:
     assert adapters.budget == 2 * (36 + 60)
     assert adapters.config.scale == 2.0
     assert model.head.weight.requires_grad
-    only = Adapt.from_peft(make(), lora(target_modules=r"inner\.up"))
+    only = Adapt.from_peft(make(), lora(target_modules=r"inner\.up", init_lora_weights=True))
     assert list(only.ranks) == ["inner.up.weight"]
 
 
@@ -84,6 +85,8 @@ def test_a_configuration_says_where_and_how_much() -> None:
     [
         (lora(use_dora=True), "use_dora=True"),
         (lora(lora_dropout=0.1), "lora_dropout=0.1"),
+        (lora(init_lora_weights="olora"), "init_lora_weights='olora'"),
+        (lora(init_lora_weights=False), "init_lora_weights=False"),
         (lora(target_modules=None), "target_modules"),
         (lora(target_modules=["tail"]), "tail.* known: .*head"),
         (lora(peft_type="IA3"), "takes a LoraConfig"),
@@ -141,9 +144,43 @@ def test_peft_loads_and_merges_what_was_saved(peft: Any, tmp_path: Path) -> None
     torch.testing.assert_close(loaded.merge_and_unload()(X), adapters.bake()(X))
 
 
+class Normed(nn.Module):
+    """A head with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(64, 30)
+        self.head = nn.Sequential(nn.BatchNorm1d(30), nn.Linear(30, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.up(x.flatten(1))))
+
+
+def test_files_have_the_running_statistics_of_trained_modules(tmp_path: Path) -> None:
+    model = Normed()
+    trained(model, budget=300, trainable="head").save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    for name, buffer in model.head.named_buffers(prefix="base_model.model.head"):
+        assert torch.equal(saved[name], buffer)
+
+
 @pytest.mark.integrations
 @pytest.mark.filterwarnings("ignore")
-def test_peft_loads_an_adapter_of_gpt2(peft: Any, tmp_path: Path) -> None:
+def test_peft_loads_a_head_with_running_statistics(peft: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Normed()
+    base = copy.deepcopy(model)
+    trained(model, budget=300, trainable="head").save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(base, tmp_path)
+    torch.testing.assert_close(loaded.eval()(X), model.eval()(X))
+
+
+@pytest.mark.integrations
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("trainable", [(), ("lm_head", "transformer.wte")])
+def test_peft_loads_an_adapter_of_gpt2(
+    peft: Any, tmp_path: Path, trainable: tuple[str, ...]
+) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -157,7 +194,9 @@ def test_peft_loads_an_adapter_of_gpt2(peft: Any, tmp_path: Path) -> None:
     )
     model = transformers.GPT2LMHeadModel(config).eval()
     base = copy.deepcopy(model)
-    adapters = Adapt(model, 2_000, total_steps=12)
+    with pytest.raises(UsageError, match=r"lm_head\.weight is tied to transformer\.wte\.weight"):
+        Adapt(model, 2_000, trainable="lm_head")
+    adapters = Adapt(model, 2_000, total_steps=12, trainable=trainable)
     assert "lm_head.weight" not in adapters.ranks
     optimizer = torch.optim.AdamW(adapters.parameters(), lr=0.01)
     tokens = torch.randint(20, (4, 12), generator=torch.Generator().manual_seed(0))

@@ -145,6 +145,24 @@ def test_ranks_follow_gradients_up_to_a_limit() -> None:
         torch.testing.assert_close(rows.norm(dim=1), torch.full((6,), 0.4))
 
 
+def test_weights_exceed_their_limit_where_much_of_the_budget_would_be_left() -> None:
+    """One component of the last weight costs more than the whole budget."""
+    torch.manual_seed(0)
+    own = weights((8, 9), (16, 72), (10, 600))
+    planner = Planner(own, 300, AdaptConfig(), 0)
+    assert [one.cost for one in own.values()] == [8, 16, 610]
+    gradients = {name: torch.randn(one.rows, one.columns) for name, one in own.items()}
+    chosen, _ = planner.plan(gradients, 4, is_first=True)
+    counts = {name: len(rows) for name, rows in chosen.items()}
+    assert 270 < sum(own[name].cost * count for name, count in counts.items()) <= 300
+    assert counts["0"] <= 8
+    assert counts["2"] == 0
+    # Only singular directions that exist are opened, and each of them once.
+    for name in ("0", "1"):
+        unit = chosen[name] / 0.4
+        torch.testing.assert_close(unit @ unit.T, torch.eye(counts[name]), rtol=1e-4, atol=1e-4)
+
+
 def test_a_weight_whose_gradient_is_not_finite_gets_nothing() -> None:
     own = weights((10, 10), (10, 10))
     planner = Planner(own, 100, AdaptConfig(), 0)

@@ -1,16 +1,13 @@
-"""Low-rank pairs on weights: an exact start, exact merging, and which weights can have one."""
+"""Low-rank pairs on weights: an exact start and exact merging."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from esper.growth.adapters.weights import AdaptedWeight, find_weights
-from esper.leyline.errors import UsageError
+from esper.growth.adapters.finding import find_weights
+from esper.growth.adapters.weights import AdaptedWeight
 
 
 class Conv1D(nn.Module):
@@ -120,51 +117,3 @@ def test_attention_is_adapted_in_training_and_on_the_fast_path() -> None:
     layer.eval()
     with torch.no_grad():
         torch.testing.assert_close(layer(x), slow, rtol=1e-4, atol=1e-5)
-
-
-def tied() -> nn.Module:
-    model = nn.ModuleDict({"embed": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
-    model["head"].weight = model["embed"].weight
-    return model
-
-
-def normed() -> nn.Module:
-    return nn.ModuleDict({"head": parametrize_weight(nn.Linear(4, 5))})
-
-
-def parametrize_weight(layer: nn.Module) -> nn.Module:
-    return nn.utils.parametrizations.weight_norm(layer)
-
-
-def quantised() -> nn.Module:
-    layer = nn.Linear(4, 5)
-    layer.weight = nn.Parameter(torch.zeros(5, 4, dtype=torch.int8), requires_grad=False)
-    return nn.ModuleDict({"head": layer})
-
-
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (tied, r"head\.weight cannot be adapted: it is tied to another weight"),
-        (normed, r"head\.weight cannot be adapted: it already has a parametrization"),
-        (quantised, r"head\.weight cannot be adapted: the weight of a Linear is quantised"),
-    ],
-)
-def test_what_cannot_be_adapted_says_why(make: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        find_weights(make()).choose("head")
-    with pytest.raises(UsageError, match=r"no weight that can be adapted.*head\.weight: "):
-        find_weights(make()).choose("auto")
-
-
-def test_targets_are_modules_or_ends_of_their_names() -> None:
-    model = nn.ModuleDict(
-        {"a": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "b": nn.Linear(2, 2)}
-    )
-    found = find_weights(model)
-    assert list(found.choose("a.1")) == ["a.1.weight"]
-    assert list(found.choose(["1", "b"])) == ["a.1.weight", "b.weight"]
-    assert list(find_weights(model, ["b"]).weights) == ["a.0.weight", "a.1.weight"]
-    with pytest.raises(UsageError, match=r"names 'c'"):
-        found.choose("c")
-    assert not parametrize.is_parametrized(model["b"])

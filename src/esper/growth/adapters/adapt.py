@@ -11,18 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.growth.adapters.measuring import GradientSums, Use, describe_not_finite, shared_seed
-from esper.growth.adapters.placement import AdaptConfig, Planner
-from esper.growth.adapters.weights import (
-    AdaptedWeight,
+from esper.growth.adapters.finding import (
     check_bare,
-    check_held,
     check_modules,
-    check_state,
+    check_targets,
     find_weights,
     freeze,
+    warn_of_recurrent,
+)
+from esper.growth.adapters.measuring import GradientSums, Use, measure, shared_seed
+from esper.growth.adapters.placement import AdaptConfig, Planner, check_config
+from esper.growth.adapters.state import check_settings, check_state, persistent_buffers
+from esper.growth.adapters.weights import (
+    AdaptedWeight,
+    check_held,
+    extend,
     inner_optimizers,
+    renew,
     swap,
+    table,
     watch_steps,
 )
 from esper.growth.batches import warn_of_moving_statistics
@@ -76,14 +83,11 @@ class Adapt:
             if value is not None:
                 check_value(name, value, int, minimum=1)
         self.model = model
-        self.config = AdaptConfig() if config is None else config
-        if not isinstance(self.config, AdaptConfig):
-            raise UsageError(
-                f"config must be an AdaptConfig, got a {type(config).__name__}; write "
-                "config=esper.AdaptConfig(measure_steps=8)"
-            )
+        self.config = check_config(config)
         self._trainable = check_modules(model, trainable)
-        chosen = find_weights(model, self._trainable).choose(targets)
+        chosen = find_weights(model, self._trainable).choose(check_targets(model, targets))
+        if targets == "auto":
+            warn_of_recurrent(model, self._trainable)
         self._had_gradient = {name: p.requires_grad for name, p in model.named_parameters()}
         freeze(model, self._trainable)
         self._weights = {
@@ -96,6 +100,7 @@ class Adapt:
         self._budget = budget
         self._step, self._measured_steps = 0, 0
         self._is_placed, self._is_baked, self._has_warned = False, False, False
+        self._is_new, self._is_resumed = True, False
         self._history: list[dict[str, Any]] = []
         self._asked: dict[str, float] = {}
         self._used: dict[str, float] = {}
@@ -124,7 +129,7 @@ class Adapt:
             )
         opened = {name: rows for name, rows in self._planner.start().items() if len(rows)}
         for name, rows in opened.items():
-            self._renew(self._weights[name], rows, [])
+            renew(self._weights[name], rows, [])
         if opened:
             counts = {name: len(rows) for name, rows in opened.items()}
             self._history.append({"step": 0, "opened": counts, "settled": {}, "dropped": {}})
@@ -176,24 +181,8 @@ class Adapt:
         placed = f"{self.count_parameters():,} of {self._budget:,} parameters in adapters"
         if not self._is_placed:
             placed += f", placed after {self.config.measure_steps} steps"
-        ranked = [(n, one) for n, one in self._weights.items() if one.pair.rank]
-        if not ranked:
-            return f"Adapt({placed})"
         used = self._used if self._use is None else self._use.by_weight() or self._used
-        lines = [
-            f"{'weight':40} {'shape':>12} {'rank':>5} {'parameters':>11} {'gradient':>9} {'use':>6}"
-        ]
-        for name, one in ranked:
-            asked = f"{self._asked[name]:.1%}" if name in self._asked else ""
-            use = f"{used[name]:.1%}" if name in used else ""
-            shape = f"{one.rows}×{one.columns}"
-            size = one.pair.rank * one.cost
-            lines.append(
-                f"{name:40} {shape:>12} {one.pair.rank:>5} {size:>11,} {asked:>9} {use:>6}"
-            )
-        without = len(self._weights) - len(ranked)
-        rest = f"; {without} other weights have no rank" if without else ""
-        return "\n".join([*lines, f"{placed}{rest}"])
+        return table(self._weights, self._asked, used, placed)
 
     # -- what users do -----------------------------------------------------------------------------
 
@@ -208,20 +197,18 @@ class Adapt:
         self._forgotten.stop()
         if self._step == 0 and self.model.training:
             warn_of_moving_statistics(self.model, has_own_loop=True)
-        if self._step == 0 or not self._is_placed:
-            check_held(self.parameters(), optimizers)
+        if self._is_new or not self._is_placed:
+            check_held(self.parameters(), optimizers, is_resumed=self._is_resumed)
+            self._is_new = False
         self._step += 1
         if self._use is not None:
             self._use.end_step()
         if self._sums is not None:
-            self._measured_steps += self._sums.end_step()
+            self._measured_steps += self._sums.end_step(agrees=True)
             if not self._is_placed and self._measured_steps >= self.config.measure_steps:
                 self._place(optimizers)
             elif not self._is_placed and self._step >= 10 * self.config.measure_steps:
-                raise UsageError(
-                    f"no gradient reached the weights in {self._step} steps; give Adapt the model "
-                    "that is trained, and call loss.backward() before adapters.step(optimizer)"
-                )
+                self._check_measured(self._sums.left_out)
         if self._is_placed and self._pending:
             self._look_ahead(optimizers)
 
@@ -237,17 +224,7 @@ class Adapt:
         self._check_not_baked()
         if self._is_placed or self._sums is None:
             raise UsageError("ranks are already placed; call measure() before the first step")
-        own = list(self._own_parameters().values())
-        kept = [p.grad for p in own]
-        for batch in batches:
-            loss(batch).backward()
-            self._measured_steps += self._sums.end_step()
-        for parameter, gradient in zip(own, kept, strict=True):
-            parameter.grad = gradient
-        if not self._measured_steps:
-            raise UsageError(
-                "measure() saw no gradient; write measure(batches, lambda batch: loss of the model)"
-            )
+        self._measured_steps += measure(self.model, self._sums, batches, loss)
         self._place([])
         if not self._pending:
             self._forgotten.stop()
@@ -258,6 +235,13 @@ class Adapt:
         Classes, `state_dict` keys and `requires_grad` are as they were.
         """
         self._check_not_baked()
+        if self._step and not self._is_placed:
+            warn(
+                f"only {self.count_parameters():,} of {self._budget:,} parameters trained: ranks "
+                f"are placed after {self.config.measure_steps} steps with finite gradients, and "
+                f"this run had {self._measured_steps}; call adapters.measure(batches, loss) before "
+                "training, or write config=esper.AdaptConfig(measure_steps=1)"
+            )
         self._stop_watching()
         self._forgotten.stop()
         self._give_back(merged=True)
@@ -288,10 +272,11 @@ class Adapt:
         """
         from esper.growth.adapters.peft import read_lora_config
 
+        for name in ("budget", "rank", "targets", "trainable"):
+            if name in options:
+                raise UsageError(f"from_peft takes {name}= from the LoraConfig; leave it out")
         targets, trainable, r, scale = read_lora_config(model, peft_config)
-        config = (options.pop("config", None) or AdaptConfig()).replace(scale=scale)
-        if "rank" in options:
-            raise UsageError("from_peft takes the rank from the LoraConfig; leave out rank=")
+        config = check_config(options.pop("config", None)).replace(scale=scale)
         found = find_weights(model, trainable).choose(targets)
         sizes = [one.module._parameters[one.tensor] for one in found.values()]
         budget = r * sum(p.shape[0] + p[0].numel() for p in sizes if p is not None)
@@ -306,6 +291,8 @@ class Adapt:
             "measured_steps": self._measured_steps,
             "is_placed": self._is_placed,
             "budget": self._budget,
+            "config": self.config.to_mapping(),
+            "trained": {name: list(one.pair.trained) for name, one in self._weights.items()},
             "pending": list(self._pending),
             "seed": self._seed,
             "pairs": {
@@ -313,10 +300,12 @@ class Adapt:
                 for name, one in self._weights.items()
             },
             "trainable": {n: p.detach().clone() for n, p in self._own_parameters().items()},
+            "buffers": {n: b.detach().clone() for n, b in persistent_buffers(self.model).items()},
             "asked": dict(self._asked),
             "used": dict(self._used),
             "use": None if self._use is None else self._use.state_dict(),
             "sums": None if self._sums is None else self._sums.state_dict(),
+            "left_out": 0 if self._sums is None else self._sums.left_out,
             "history": self.history,
         }
 
@@ -331,7 +320,9 @@ class Adapt:
         """
         self._check_not_baked()
         own = self._own_parameters()
-        check_state(state, set(self.state_dict()), self._weights, own, self._budget)
+        buffers = persistent_buffers(self.model)
+        check_state(state, set(self.state_dict()), self._weights, own, buffers, self._budget)
+        check_settings(state, self.config, self._weights)
         self._stop_watching()
         optimizers = inner_optimizers(optimizer)
         for name, pair in state["pairs"].items():
@@ -347,8 +338,10 @@ class Adapt:
                 values = pair[key].to(like.device, like.dtype, copy=True)
                 setattr(one.pair, key, nn.Parameter(values, requires_grad=False))
         with torch.no_grad():
-            for name, values in state["trainable"].items():
-                own[name].copy_(values)
+            for kind, into in (("trainable", own), ("buffers", buffers)):
+                for name, values in state[kind].items():
+                    into[name].copy_(values)
+        self._is_new, self._is_resumed = True, True
         self._step, self._measured_steps = state["step"], state["measured_steps"]
         self._is_placed, self._seed = state["is_placed"], state["seed"]
         if self._planner is not None:
@@ -362,6 +355,7 @@ class Adapt:
         if state["sums"] is not None:
             self._sums = GradientSums(self._weights)
             self._sums.load_state_dict(state["sums"])
+            self._sums.left_out = state["left_out"]
 
     # -- placing and moving ------------------------------------------------------------------------
 
@@ -370,7 +364,7 @@ class Adapt:
         for one in self._weights.values():
             rows = torch.empty(min(rank, one.rows, one.columns), one.columns)
             nn.init.kaiming_uniform_(rows, a=math.sqrt(5))
-            self._renew(one, rows.to(one.pair.A), [])
+            renew(one, rows.to(one.pair.A), [])
         self._is_placed = True
         self._history.append({"step": 0, "opened": self.ranks, "settled": {}, "dropped": {}})
 
@@ -379,9 +373,6 @@ class Adapt:
         assert self._sums is not None
         assert self._planner is not None
         use, gradients = self._use, self._sums.sums()
-        if not self._has_warned and (problem := describe_not_finite(gradients)):
-            self._has_warned = True
-            warn(problem)
         self._stop_watching()
         self._used = {} if use is None else use.by_weight()
         event: dict[str, Any] = {"step": self._step, "opened": {}, "settled": {}, "dropped": {}}
@@ -395,7 +386,7 @@ class Adapt:
             if len(one.pair.trained) == 2:
                 if len(directions):
                     event["opened"][name] = len(directions)
-                    self._extend(one, directions, optimizers)
+                    extend(one, directions, optimizers)
                 continue
             used = [
                 index
@@ -407,10 +398,27 @@ class Adapt:
                 if count:
                     event[key][name] = count
             one.pair.settle(used)
-            self._renew(one, directions, optimizers)
+            renew(one, directions, optimizers)
         self._history.append(event)
         self._is_placed = True
         self._use = Use(self._weights) if self._pending else None
+
+    def _check_measured(self, left_out: int) -> None:
+        """Refuse to go on without gradients; warn once if too few of them were finite."""
+        if not left_out:
+            raise UsageError(
+                f"no gradient reached the weights in {self._step} steps; give Adapt the model "
+                "that is trained, and call loss.backward() before adapters.step(optimizer)"
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            warn(
+                f"{left_out} backward passes in {self._step} steps had gradients that are not "
+                f"finite, so only {self.count_parameters():,} of {self._budget:,} parameters "
+                "train; ranks are placed after "
+                f"{self.config.measure_steps - self._measured_steps} more finite steps: check that "
+                "the loss is finite, and give a GradScaler a smaller init_scale="
+            )
 
     def _drop_unreached(
         self, gradients: Mapping[str, Tensor], optimizers: Sequence[Optimizer], event: Any
@@ -425,7 +433,7 @@ class Adapt:
         for name, one in self._weights.items():
             if one.pair.rank and name not in reached:
                 event["dropped"][name] = one.pair.rank
-                self._renew(one, one.pair.A.detach()[:0], optimizers)
+                renew(one, one.pair.A.detach()[:0], optimizers)
 
     def _look_ahead(self, optimizers: Sequence[Optimizer]) -> None:
         """Measure gradients in the steps before a move, and move when it is time."""
@@ -441,34 +449,6 @@ class Adapt:
         elif self._step >= self._pending[0] and self._measured_steps >= steps:
             self._pending.pop(0)
             self._place(optimizers)
-
-    def _renew(
-        self, one: AdaptedWeight, directions: Tensor, optimizers: Sequence[Optimizer]
-    ) -> None:
-        """Let a weight train components with these directions; the other matrix starts at 0."""
-        zeros = {"A": directions.new_zeros(len(directions), one.columns)}
-        zeros["B"] = directions.new_zeros(one.rows, len(directions))
-        fixed = "A" if one.pair.start == "B" else "B"
-        own = {**zeros, fixed: directions if fixed == "A" else directions.T}
-        self._replace(one, own, optimizers)
-
-    def _extend(
-        self, one: AdaptedWeight, directions: Tensor, optimizers: Sequence[Optimizer]
-    ) -> None:
-        """Let a pair train more components beside those that it has."""
-        pair, zeros = one.pair, directions.new_zeros(one.rows, len(directions))
-        rows, columns = [pair.A.detach(), directions], [pair.B.detach(), zeros]
-        self._replace(one, {"A": torch.cat(rows), "B": torch.cat(columns, 1)}, optimizers)
-
-    def _replace(
-        self, one: AdaptedWeight, values: dict[str, Tensor], optimizers: Sequence[Optimizer]
-    ) -> None:
-        """Give a pair new parameters, so that an optimizer counts their steps from 0."""
-        for key, value in values.items():
-            old = getattr(one.pair, key)
-            new = nn.Parameter(value.to(old, copy=True).contiguous(), old.requires_grad)
-            setattr(one.pair, key, new)
-            swap(optimizers, old, new, keeps_state=False)
 
     # -- the model ---------------------------------------------------------------------------------
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 
 from esper.growth.adapters.weights import AdaptedWeight, as_matrix
 from esper.growth.depth.blocks import world_size
+from esper.leyline.errors import UsageError
 
 Weights = Mapping[str, AdaptedWeight]
+
+HUGE = 2.0**100
+"""Gradients above this, as under a large scale of a `GradScaler`, are divided by it.
+
+Sums and singular values of larger ones are not finite in single precision.
+"""
 
 
 def shared_seed(device: torch.device) -> int:
@@ -28,16 +35,23 @@ class GradientSums:
     """Gradients of whole weights, summed over backward passes.
 
     Meanwhile the weights require a gradient. A hook takes it away as soon as it is computed, so
-    neither the optimizer nor gradient clipping ever sees it.
+    neither the optimizer nor gradient clipping ever sees it. A pass in which a gradient is not
+    finite, as where the scale of a `GradScaler` is too high, is left out as a whole: sums over
+    different passes could not be compared.
     """
 
     def __init__(self, weights: Weights) -> None:
         """Watch the backward passes of these weights."""
         self._weights = weights
         self._sums: dict[str, Tensor] = {}
+        self._pass: dict[str, Tensor] = {}
         self._has_new = False
+        # Passes whose gradients were not finite.
+        self.left_out = 0
         self._handles = []
         for name, one in weights.items():
+            # What an earlier loop left behind would be added to.
+            one.weight.grad = None
             one.weight.requires_grad_(True)
             self._handles.append(one.weight.register_post_accumulate_grad_hook(self._hook(name)))
 
@@ -46,16 +60,42 @@ class GradientSums:
             gradient = weight.grad
             weight.grad = None
             assert gradient is not None
-            layout = self._weights[name].pair.layout
-            matrix = as_matrix(gradient.detach(), layout).to(self._weights[name].pair.A.dtype)
-            self._sums[name] = self._sums[name] + matrix if name in self._sums else matrix.clone()
-            self._has_new = True
+            if name in self._pass:
+                self._end_pass()
+            self._pass[name] = gradient.detach()
 
         return take
 
-    def end_step(self) -> bool:
-        """Return whether there was a backward pass since the last call."""
+    def _end_pass(self) -> None:
+        """Add the gradients of a backward pass to the sums, if all of them are finite."""
+        found, self._pass = self._pass, {}
+        # A norm of inf is the largest absolute value; it is NaN if any value is.
+        largest = [float(torch.linalg.vector_norm(one, math.inf)) for one in found.values()]
+        if not all(math.isfinite(value) for value in largest):
+            self.left_out += 1
+            return
+        for name, gradient in found.items():
+            one = self._weights[name].pair
+            matrix = as_matrix(gradient, one.layout).to(one.A.dtype)
+            if max(largest) > HUGE:
+                matrix = matrix / HUGE
+            self._sums[name] = self._sums[name] + matrix if name in self._sums else matrix.clone()
+        self._has_new = bool(found) or self._has_new
+
+    def end_step(self, *, agrees: bool = False) -> bool:
+        """Return whether there was a backward pass with finite gradients since the last call.
+
+        Args:
+            agrees: whether all processes call this now; then it is True if there was one in each.
+        """
+        self._end_pass()
         has_new, self._has_new = self._has_new, False
+        if agrees and world_size() > 1:
+            device = next(iter(self._weights.values())).weight.device
+            is_new = torch.tensor(int(has_new), device=device)
+            dist.all_reduce(is_new, dist.ReduceOp.MIN)
+            self.left_out += has_new and not bool(is_new)
+            return bool(is_new)
         return has_new
 
     def sums(self) -> dict[str, Tensor]:
@@ -78,6 +118,7 @@ class GradientSums:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the sums so far."""
+        self._end_pass()
         return {name: value.clone() for name, value in self._sums.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -88,17 +129,61 @@ class GradientSums:
         }
 
 
-def describe_not_finite(gradients: Mapping[str, Tensor]) -> str:
-    """Return a warning about sums of gradients that are NaN or infinite; empty if none are."""
-    odd = [name for name, one in gradients.items() if not bool(torch.isfinite(one).all())]
-    if not odd:
-        return ""
-    which = f"{odd[0]} and {len(odd) - 1} more weights" if len(odd) > 1 else odd[0]
-    return (
-        f"the gradients of {which} were not finite while they were measured, so these keep the "
-        "rank they had; check that the loss is finite in these steps and lower the learning rate, "
-        "or place ranks before training by adapters.measure(batches, loss)"
-    )
+def measure(
+    model: nn.Module,
+    sums: GradientSums,
+    batches: Iterable[Any],
+    loss: Callable[[Any], Tensor],
+) -> int:
+    """Sum the gradients of some batches, and return how many of them were measured.
+
+    Args:
+        model: the adapted network; the gradients of its parameters are as before in the end.
+        sums: what to add to.
+        batches: what to give to the loss, one after the other.
+        loss: returns the loss of a batch.
+    """
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    measured, count = 0, 0
+    try:
+        for parameter, _ in kept:
+            parameter.grad = None
+        for batch in batches:
+            count += 1
+            value = loss(batch)
+            _check_loss(value)
+            value.backward()
+            measured += sums.end_step()
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+    everywhere = torch.tensor(measured, device=kept[0][0].device)
+    if world_size() > 1:
+        dist.all_reduce(everywhere)
+    if not int(everywhere):
+        problem = "saw no gradient" if count else "got no batch"
+        if sums.left_out:
+            problem = f"saw no finite gradient in {count} batches"
+        raise UsageError(
+            f"measure() {problem}; write measure(batches, lambda batch: loss of the model)"
+        )
+    return measured
+
+
+def _check_loss(value: Any) -> None:
+    """Refuse what cannot be the loss of a batch."""
+    what = type(value).__name__
+    if not isinstance(value, Tensor):
+        advice = "return the loss itself, without .item()"
+    elif value.numel() != 1:
+        what = f"a tensor {list(value.shape)}"
+        advice = "return one number, as by .mean()"
+    elif not value.requires_grad:
+        what = "a tensor without a gradient"
+        advice = "compute it by the model, without detach() and torch.no_grad()"
+    else:
+        return
+    raise UsageError(f"the loss that measure() calls returned {what}; {advice}")
 
 
 class Use:

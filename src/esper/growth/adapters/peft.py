@@ -12,8 +12,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from esper.growth.adapters.weights import AdaptedWeight, find_weights, peft_modules
-from esper.leyline.errors import UsageError, instead
+from esper.growth.adapters.finding import find_weights, nearest_names, peft_modules
+from esper.growth.adapters.state import persistent_buffers
+from esper.growth.adapters.weights import AdaptedWeight
+from esper.leyline.errors import UsageError
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
@@ -31,6 +33,14 @@ _UNSUPPORTED: dict[str, Any] = {
     "target_parameters": None,
     "trainable_token_indices": None,
     "layer_replication": None,
+    "init_lora_weights": True,
+    "use_qalora": False,
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+    "kasa_config": None,
+    "velora_config": None,
+    "monteclora_config": None,
+    "use_bdlora": None,
 }
 """Fields of a `LoraConfig` that Esper does not support, with the value that turns each off."""
 
@@ -72,12 +82,15 @@ def save_adapter(
         raise UsageError(
             "no rank is placed yet, so there is no adapter to save; train, or call measure(), first"
         )
-    for name, parameter in model.named_parameters():
-        if name.startswith(tuple(f"{module}." for module in trainable)):
-            tensors[f"{_PREFIX}{name}"] = parameter.detach().contiguous().cpu()
+    own = tuple(f"{module}." for module in trainable)
+    # PEFT wants tied parameters under each of their names; the file refuses shared memory.
+    parameters = model.named_parameters(remove_duplicate=False)
+    for name, tensor in (*parameters, *persistent_buffers(model).items()):
+        if name.startswith(own):
+            tensors[f"{_PREFIX}{name}"] = tensor.detach().contiguous().cpu().clone()
     rank = max(ranks.values())
     # PEFT matches the ends of names; it matches a name that starts with ^ as a whole.
-    patterns = {f"^{re.escape(path)}": own for path, own in ranks.items()}
+    patterns = {f"^{re.escape(path)}": size for path, size in ranks.items()}
     base = getattr(getattr(model, "config", None), "_name_or_path", None)
     config = {
         "peft_type": "LORA",
@@ -89,7 +102,7 @@ def save_adapter(
         "bias": "none",
         "target_modules": "|".join(re.escape(path) for path in ranks),
         "rank_pattern": patterns,
-        "alpha_pattern": {pattern: scale * own for pattern, own in patterns.items()},
+        "alpha_pattern": {pattern: scale * size for pattern, size in patterns.items()},
         "fan_in_fan_out": all(
             one.pair.layout == "transposed" for one in weights.values() if one.path in ranks
         ),
@@ -128,7 +141,7 @@ def read_lora_config(model: nn.Module, config: Any) -> tuple[list[str], list[str
         raise UsageError(f"from_peft takes a LoraConfig of PEFT, got a {type(config).__name__}")
     for key, usual in _UNSUPPORTED.items():
         value = getattr(config, key, usual)
-        if value and value != usual:
+        if value != usual and (value or usual):
             raise UsageError(f"Adapt does not support {key}={value!r} of a LoraConfig; remove it")
     trainable = _ends_with(model, config.modules_to_save or ())
     wanted = config.target_modules
@@ -146,7 +159,7 @@ def read_lora_config(model: nn.Module, config: Any) -> tuple[list[str], list[str
     if not found:
         raise UsageError(
             f"target_modules={wanted!r} matches no weight that can be adapted"
-            f"{instead(wanted, names)}"
+            f"{nearest_names(str(wanted), names)}"
         )
     rank = config.r
     scale = config.lora_alpha / (rank**0.5 if getattr(config, "use_rslora", False) else rank)

@@ -14,13 +14,15 @@ from torch import Tensor
 
 from esper.growth.adapters.weights import AdaptedWeight
 from esper.leyline.config import Config, option
-from esper.leyline.errors import ConfigError
+from esper.leyline.errors import ConfigError, UsageError
 from esper.utils.randomness import drawing, generator
 
 EXACT = 512
 """Smaller side up to which singular vectors are exact; above, random projections find them."""
 THIN = 0.5
 """A matrix trains alone only if it can use this share of its part of an even budget."""
+SPARE = 0.1
+"""Weights may exceed their limit if more than this share of the budget would be left."""
 OVERSAMPLED = 8
 """Number of random projections beyond the wanted components."""
 
@@ -72,6 +74,18 @@ class AdaptConfig(Config):
                 f"AdaptConfig.moves has {self.moves}; name shares of the run between 0 and 1, as "
                 "in (0.25, 0.5)"
             )
+
+
+def check_config(config: AdaptConfig | None) -> AdaptConfig:
+    """Return the settings, by default the usual ones; refuse what is none."""
+    if config is None:
+        return AdaptConfig()
+    if not isinstance(config, AdaptConfig):
+        raise UsageError(
+            f"config must be an AdaptConfig, got a {type(config).__name__}; write "
+            "config=esper.AdaptConfig(measure_steps=8)"
+        )
+    return config
 
 
 @dataclass(slots=True)
@@ -218,7 +232,8 @@ class Planner:
             if name not in gradients or not torch.isfinite(gradients[name]).all():
                 left -= own * one.cost
                 continue
-            new = self._components(name, one, gradients[name], step)
+            most = min(max(1, round(self._config.most * self._even_rank(one))), one.most_rank)
+            new = self._components(name, one, gradients[name], step, most)
             asked[name] = new.gains
             if len(one.pair.trained) == 2:
                 left -= own * one.cost
@@ -232,12 +247,29 @@ class Planner:
         offers = {name: Offer(new.gains, self._weights[name].cost) for name, new in found.items()}
         counts = allocate(offers, left)
         chosen = {name: found[name].directions[:count] for name, count in counts.items()}
+        left -= sum(offers[name].cost * count for name, count in counts.items())
+        if left > SPARE * self._budget:
+            chosen |= self._spend_rest(counts, gradients, left, step)
         return chosen, shares(asked)
 
-    def _components(self, name: str, one: AdaptedWeight, gradient: Tensor, step: int) -> Components:
-        """Return the directions that a weight could train next, best first."""
-        most = max(1, round(self._config.most * self._even_rank(one)))
-        most = min(most, one.most_rank)
+    def _spend_rest(
+        self, counts: Mapping[str, int], gradients: Mapping[str, Tensor], left: int, step: int
+    ) -> dict[str, Tensor]:
+        """Return the components of weights that exceed their limit to use what is left."""
+        found, offers = {}, {}
+        for name, count in counts.items():
+            one = self._weights[name]
+            own = one.pair.rank if len(one.pair.trained) == 2 else 0
+            new = self._components(name, one, gradients[name], step, one.most_rank)
+            found[name] = new.directions
+            offers[name] = Offer(new.gains[count : one.most_rank - own], one.cost)
+        more = allocate(offers, left)
+        return {name: found[name][: counts[name] + more[name]] for name in more if more[name]}
+
+    def _components(
+        self, name: str, one: AdaptedWeight, gradient: Tensor, step: int, most: int
+    ) -> Components:
+        """Return at most so many directions that a weight could train next, best first."""
         matrix = gradient if one.pair.start == "B" else gradient.T
         if len(one.pair.trained) == 1:
             rows = self._config.fixed_size * leading(matrix, most, name)

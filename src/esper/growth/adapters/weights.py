@@ -1,29 +1,20 @@
-"""The weights of a model that can be adapted, and the low-rank pair that changes one of them."""
+"""The low-rank pair that changes a weight, and its parameters in optimizers."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from esper.growth.depth.blocks import unwrap_optimizers
 from esper.growth.steps import ForgottenSteps
-from esper.leyline.errors import CheckpointError, UsageError, instead
+from esper.leyline.errors import UsageError
 
 Layout = Literal["linear", "transposed", "conv"]
-
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-
-_WRAPPERS = ("FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine", "OptimizedModule")
 
 
 class LowRank(nn.Module):
@@ -170,219 +161,34 @@ class AdaptedWeight:
                 own[name] = own.pop(name)
 
 
-# ---- Which weights of a model are adapted, and why others are not
+# ---- Components that come and go
 
 
-@dataclass(slots=True)
-class Eligible:
-    """A weight that can be adapted."""
-
-    module: nn.Module
-    tensor: str
-    layout: Layout
-
-
-@dataclass(slots=True)
-class FoundWeights:
-    """The weights of a model that can be adapted, by name, and why others cannot be."""
-
-    weights: dict[str, Eligible] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-
-    def choose(self, targets: str | Sequence[str]) -> dict[str, Eligible]:
-        """Return the weights of these modules, or all for 'auto'; refuse names that match none."""
-        if targets == "auto":
-            if not self.weights:
-                by_reason: dict[str, list[str]] = {}
-                for name, reason in self.reasons.items():
-                    by_reason.setdefault(reason, []).append(name)
-                why = "; ".join(
-                    f"{', '.join(names[:3])}{', …' * (len(names) > 3)}: {reason}"
-                    for reason, names in by_reason.items()
-                )
-                raise UsageError(
-                    "the model has no weight that can be adapted; Adapt needs an nn.Linear, "
-                    "nn.Conv1d, nn.Conv2d, nn.MultiheadAttention or Hugging Face's Conv1D"
-                    + (f" ({why})" if why else "")
-                )
-            return dict(self.weights)
-        asked = [targets] if isinstance(targets, str) else list(targets)
-        chosen: dict[str, Eligible] = {}
-        for target in asked:
-            found = {name: one for name, one in self.weights.items() if _is_meant(name, target)}
-            if not found:
-                refused = {n: why for n, why in self.reasons.items() if _is_meant(n, target)}
-                if refused:
-                    name, reason = next(iter(refused.items()))
-                    raise UsageError(f"{name} cannot be adapted: {reason}")
-                known = [name.rpartition(".")[0] for name in self.weights]
-                raise UsageError(
-                    f"targets= names {target!r}, which matches no weight{instead(target, known)}"
-                )
-            chosen |= found
-        return {name: one for name, one in self.weights.items() if name in chosen}
+def renew(one: AdaptedWeight, directions: Tensor, optimizers: Sequence[Optimizer]) -> None:
+    """Let a weight train components with these directions; the other matrix starts at 0."""
+    zeros = {"A": directions.new_zeros(len(directions), one.columns)}
+    zeros["B"] = directions.new_zeros(one.rows, len(directions))
+    fixed = "A" if one.pair.start == "B" else "B"
+    own = {**zeros, fixed: directions if fixed == "A" else directions.T}
+    _replace(one, own, optimizers)
 
 
-def _is_meant(weight: str, target: str) -> bool:
-    """Return whether a target names a weight, its module or the end of the module's name."""
-    module = weight.rpartition(".")[0]
-    return target == weight or module == target or f".{module}".endswith(f".{target}")
+def extend(one: AdaptedWeight, directions: Tensor, optimizers: Sequence[Optimizer]) -> None:
+    """Let a pair train more components beside those that it has."""
+    pair, zeros = one.pair, directions.new_zeros(one.rows, len(directions))
+    rows, columns = [pair.A.detach(), directions], [pair.B.detach(), zeros]
+    _replace(one, {"A": torch.cat(rows), "B": torch.cat(columns, 1)}, optimizers)
 
 
-def find_weights(model: nn.Module, trainable: Sequence[str] = ()) -> FoundWeights:
-    """Return the weights of a model that can be adapted, outside modules that train as they are."""
-    found = FoundWeights()
-    owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
-    outside = tuple(f"{name}." for name in (*trainable, *peft_modules(model)))
-    for path, module in model.named_modules():
-        for tensor, layout in _weights_of(module):
-            name = f"{path}.{tensor}" if path else tensor
-            if f"{path}.".startswith(outside):
-                continue
-            reason = _why_not(module, tensor, owners)
-            if reason:
-                found.reasons[name] = reason
-            else:
-                found.weights[name] = Eligible(module, tensor, layout)
-    return found
-
-
-def peft_modules(model: nn.Module) -> Iterator[str]:
-    """Yield the names of modules that PEFT already adapts or trains."""
-    for path, module in model.named_modules():
-        if _is_of_peft(module) and path:
-            yield path
-
-
-def _is_of_peft(module: nn.Module) -> bool:
-    own = type(module).__module__.partition(".")[0] == "peft"
-    return own and (hasattr(module, "base_layer") or hasattr(module, "modules_to_save"))
-
-
-def _weights_of(module: nn.Module) -> Iterator[tuple[str, Layout]]:
-    """Yield the weights of a module that are matrices or filters."""
-    if isinstance(module, nn.MultiheadAttention):
-        for tensor in _ATTENTION:
-            if module._parameters.get(tensor) is not None or parametrize.is_parametrized(
-                module, tensor
-            ):
-                yield tensor, "linear"
-    elif isinstance(module, _CONVOLUTIONS):
-        yield "weight", "conv"
-    elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
-        yield "weight", "transposed"
-    elif isinstance(module, nn.Linear) or (
-        # A quantised layer has the attributes of a linear one, but another kind of weight.
-        hasattr(module, "in_features") and hasattr(module, "weight")
-    ):
-        yield "weight", "linear"
-
-
-def _why_not(module: nn.Module, tensor: str, owners: Counter[int]) -> str:
-    """Return why a weight cannot be adapted; empty where it can be."""
-    if parametrize.is_parametrized(module, tensor):
-        return "it already has a parametrization; remove that, one of Esper by bake()"
-    weight = module._parameters.get(tensor)
-    if weight is None or not weight.is_floating_point() or weight.itemsize < 2:
-        return f"the weight of a {type(module).__name__} is quantised; load the model unquantised"
-    if owners[id(weight)] > 1:
-        return "it is tied to another weight; untie them, or adapt other weights"
-    if isinstance(weight, nn.parameter.UninitializedParameter):
-        return "it has no shape yet; call the model on a batch first"
-    if weight.dim() < 2:
-        return "it is not a matrix"
-    if weight.dim() > 2 and not isinstance(module, _CONVOLUTIONS):
-        return f"it has {weight.dim()} dimensions but belongs to no convolution"
-    return ""
-
-
-def check_modules(model: nn.Module, trainable: str | Sequence[str]) -> list[str]:
-    """Return the names of the modules to train in full; refuse names of no module."""
-    names = [trainable] if isinstance(trainable, str) else list(trainable)
-    # Heads are rarely deep in a model, so outer modules are listed first.
-    known = sorted(dict(model.named_modules()), key=lambda name: name.count("."))
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"trainable= names {name!r}, no module of the model{instead(name, known[1:])}"
-            )
-    return names
-
-
-def freeze(model: nn.Module, trainable: Sequence[str]) -> None:
-    """Freeze a model except for these modules and those that PEFT trains."""
-    own = tuple(f"{name}." for name in trainable)
-    outside = tuple(f"{name}." for name in peft_modules(model))
-    for name, parameter in model.named_parameters():
-        if name.startswith(own) or not name.startswith(outside):
-            parameter.requires_grad_(name.startswith(own))
-
-
-def check_bare(model: nn.Module) -> None:
-    """Refuse a model that is wrapped for several processes or compiled."""
-    name = type(model).__name__
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"Adapt takes a torch.nn.Module, got {name}; give the model itself")
-    if isinstance(model, DistributedDataParallel | FSDPModule) or name in _WRAPPERS:
-        raise UsageError(
-            f"Adapt needs the model without {name}, which would not see parameters that come "
-            f"later; write Adapt(model.module, ...) first and wrap the model afterwards"
-        )
-
-
-def check_state(
-    state: Mapping[str, Any],
-    keys: Collection[str],
-    weights: Mapping[str, AdaptedWeight],
-    trainable: Mapping[str, nn.Parameter],
-    budget: int,
+def _replace(
+    one: AdaptedWeight, values: dict[str, Tensor], optimizers: Sequence[Optimizer]
 ) -> None:
-    """Refuse a state that is not one of adapters on these weights.
-
-    Args:
-        state: what is to be loaded.
-        keys: its keys if it is one.
-        weights: the adapted weights, by name.
-        trainable: the parameters of the modules that train in full.
-        budget: most trainable parameters.
-    """
-    lacking = sorted(set(keys) - state.keys()) if isinstance(state, Mapping) else sorted(keys)
-    if lacking:
-        raise CheckpointError(
-            f"this is no state of an Adapt: {lacking[0]!r} is missing; give adapters.state_dict()"
-        )
-    advice = "make model and Adapt as they were made for it"
-    for kind, names, there in (
-        ("weights", state["pairs"], weights),
-        ("trainable parameters", state["trainable"], trainable),
-    ):
-        if names.keys() != there.keys():
-            odd = sorted(names.keys() ^ there.keys())[0]
-            raise CheckpointError(
-                f"this state belongs to a model with other {kind}: only one of both has {odd}; "
-                f"{advice}"
-            )
-    if state["budget"] != budget:
-        raise CheckpointError(
-            f"this state has a budget of {state['budget']:,}, but this Adapt of {budget:,}; write "
-            f"Adapt(model, {state['budget']})"
-        )
-    for name, pair in state["pairs"].items():
-        one = weights[name]
-        for before, after in (("A", "B"), ("settled_A", "settled_B")):
-            shapes = [list(pair[key].shape) for key in (before, after)]
-            rank = shapes[0][0]
-            if shapes != [[rank, one.columns], [one.rows, rank]]:
-                raise CheckpointError(
-                    f"the pair of {name} has the shapes {shapes[0]} and {shapes[1]}, and the "
-                    f"weight is {one.rows}×{one.columns}; {advice}"
-                )
-    for name, values in state["trainable"].items():
-        if values.shape != trainable[name].shape:
-            raise CheckpointError(
-                f"{name} is {list(values.shape)} in this state and "
-                f"{list(trainable[name].shape)} in the model; {advice}"
-            )
+    """Give a pair new parameters, so that an optimizer counts their steps from 0."""
+    for key, value in values.items():
+        old = getattr(one.pair, key)
+        new = nn.Parameter(value.to(old, copy=True).contiguous(), old.requires_grad)
+        setattr(one.pair, key, new)
+        swap(optimizers, old, new, keeps_state=False)
 
 
 # ---- Optimizers of pairs whose rank changes
@@ -400,15 +206,23 @@ def inner_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimiz
     return found
 
 
-def check_held(parameters: Iterable[nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
-    """Refuse optimizers that do not hold all parameters."""
+def check_held(
+    parameters: Iterable[nn.Parameter], optimizers: Sequence[Optimizer], *, is_resumed: bool
+) -> None:
+    """Refuse optimizers that do not hold all parameters.
+
+    Args:
+        parameters: of the adapters.
+        optimizers: what trains them.
+        is_resumed: whether a state was loaded.
+    """
     held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
     missing = sum(id(parameter) not in held for parameter in parameters)
     if missing:
-        raise UsageError(
-            f"the optimizer lacks {missing} parameters of the adapters; make it from "
-            "adapters.parameters(), after adapters.measure(...) if you call that"
-        )
+        advice = "make it from adapters.parameters(), after adapters.measure(...) if you call that"
+        if is_resumed:
+            advice = "write adapters.load_state_dict(state, optimizer), or make it after that line"
+        raise UsageError(f"the optimizer lacks {missing} parameters of the adapters; {advice}")
 
 
 def watch_steps(weights: Mapping[str, AdaptedWeight], after: int) -> ForgottenSteps:
@@ -437,3 +251,37 @@ def swap(
         state = optimizer.state.pop(old, None)
         if state is not None and keeps_state:
             optimizer.state[new] = state
+
+
+# ---- What users read
+
+
+def table(
+    weights: Mapping[str, AdaptedWeight],
+    asked: Mapping[str, float],
+    used: Mapping[str, float],
+    placed: str,
+) -> str:
+    """Return a line for each weight that has a rank.
+
+    Args:
+        weights: all that can have one.
+        asked: shares of the gradients' promise, by weight.
+        used: shares of the use.
+        placed: the sentence about the budget.
+    """
+    ranked = [(name, one) for name, one in weights.items() if one.pair.rank]
+    if not ranked:
+        return f"Adapt({placed})"
+    lines = [
+        f"{'weight':40} {'shape':>12} {'rank':>5} {'parameters':>11} {'gradient':>9} {'use':>6}"
+    ]
+    for name, one in ranked:
+        gradient = f"{asked[name]:.1%}" if name in asked else ""
+        use = f"{used[name]:.1%}" if name in used else ""
+        shape = f"{one.rows}×{one.columns}"
+        size = one.pair.rank * one.cost
+        lines.append(f"{name:40} {shape:>12} {one.pair.rank:>5} {size:>11,} {gradient:>9} {use:>6}")
+    without = len(weights) - len(ranked)
+    rest = f"; {without} other weights have no rank" if without else ""
+    return "\n".join([*lines, f"{placed}{rest}"])
