@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +258,27 @@ def test_a_loader_that_gives_other_samples_is_noticed(tmp_path: Path) -> None:
         call(batches(2), resume=True)
     again = Checkpoints(tmp_path / "run", GROWING).load()
     assert same(state, again)
+
+
+def test_a_model_that_was_frozen_since_is_refused(tmp_path: Path) -> None:
+    def call(*frozen: str, **more: Any) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        )
+        for name in frozen:
+            model.get_submodule(name).requires_grad_(False)
+        batches = [(torch.randn(8, 4), torch.arange(8) % 3)]
+        given = {"epochs": 12, "controller": "trial", "out": tmp_path / "run", **more}
+        torch.manual_seed(1)
+        grow(model, ["0"], train=batches, val=batches, **given)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EsperWarning)
+        call("0", "1")
+        words = r"number of trainable parameters of the model of .* \(was 72, is 0\); restore it"
+        with pytest.raises(UsageError, match=words):
+            call("0", "1", "2", resume=True)
+        with pytest.raises(UsageError, match="choice of the model's parameters that train of"):
+            call("0", "2", resume=True)
+        call("0", "1", resume=True)
