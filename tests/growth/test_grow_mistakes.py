@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
+from esper.growth.config import GrowthConfig
 from esper.leyline.errors import EsperWarning, NonFiniteError, SlotError, UsageError
 
 IN_A_ROW = r"^epoch \d+: the validation loss was not finite in 3 epochs in a row; lower the"
@@ -258,6 +260,30 @@ def test_a_network_that_does_not_learn_is_named_once_and_early(controller: str) 
     assert not any("did not learn" in line or "slots" in line for line in said)
     assert grown.why[0].startswith("The network did not learn: its best validation loss in 30")
     assert not any(line.startswith("To change that") for line in grown.why)
+
+
+# ---- A network that holds what was pruned later
+
+
+def test_a_result_with_a_seed_that_was_pruned_later_says_so(tmp_path: Path) -> None:
+    (tmp_path / "prune.yaml").write_text(
+        "- {epoch: 1, op: germinate, slot: first, blueprint: mlp_small}\n"
+        "- {epoch: 8, op: prune, slot: first}\n"
+    )
+    with pytest.warns(EsperWarning, match="^The returned network is that of epoch 8, the best"):
+        grown = grow(
+            controller=f"schedule:{tmp_path / 'prune.yaml'}",
+            config=GrowthConfig(garden={"lifecycle": {"immediate": "all"}}),
+            loss="classification",
+            # From epoch 9 on the network unlearns.
+            scheduler=lambda optimizer: LambdaLR(optimizer, lambda epoch: 1 if epoch < 8 else -1),
+        )
+    assert grown.summary.kept_epoch == 8
+    assert grown.model.slots["first"].blueprint == "mlp_small"
+    (why,) = grown.why
+    assert "the mlp_small at first (" in why
+    assert "was pruned at epoch 8; keep='last' returns that of epoch 14 without it (" in why
+    assert "grew mlp_small at first (pruned at epoch 8), epoch 8 of 14" in str(grown)
 
 
 # ---- The twin and random numbers

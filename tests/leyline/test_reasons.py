@@ -136,6 +136,28 @@ def test_a_seed_that_the_end_caught_on_its_way_is_told_with_how_far_it_came() ->
     assert at(0.5, 0.5) == at(0.99, 1.0) == at(0.5, 0.0) == ()
 
 
+def test_a_seed_that_was_pruned_after_the_kept_epoch_is_told() -> None:
+    history = [
+        epoch(1, "GERMINATE"),
+        replace(epoch(2, "PRUNE", f"{Why.WORTHLESS} (+0.75 points)", "HOLDING"), val_score=51.0),
+        replace(epoch(3, None), val_score=49.0),
+    ]
+    told = (
+        "The returned network is that of epoch 2, the best validated (51.00), and holds the norm "
+        "at a (9 parameters), which was pruned at epoch 2 because it was worth too little (+0.75 "
+        "points); keep='last' returns that of epoch 3 without it (49.00).",
+    )
+    assert why_not_grown(history, 2) == told
+    assert why_not_grown(history, 1)[0].startswith("Nothing grew")
+    # A run that stops after the decision, before an epoch without the seed is measured.
+    stopped = why_not_grown(history[:2], 2, "stopped")
+    assert len(stopped) == 1
+    assert stopped[0].endswith("pruned at epoch 2 because it was worth too little (+0.75 points).")
+    # A seed that is part of the network for good, and one that the kept network lacks.
+    fossil = [*history[:1], epoch(2, stage="FOSSILIZED"), epoch(3, None, stage="FOSSILIZED")]
+    assert why_not_grown(fossil, 2) == ()
+
+
 def test_a_seed_that_a_gate_held_back_says_what_the_gate_wanted() -> None:
     refused = [
         replace(record, decision=replace(record.decision, outcome="gate_failed"))

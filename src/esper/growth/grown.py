@@ -38,7 +38,14 @@ from esper.leyline.reasons import (
     format_stacks,
     is_loss,
 )
-from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary, SizeRecord, best_by_size
+from esper.leyline.records import (
+    EpochRecord,
+    ModuleRecord,
+    RunSummary,
+    SizeRecord,
+    best_by_size,
+    removed_later,
+)
 from esper.utils.files import atomic_write_bytes
 from esper.utils.process import software_versions
 
@@ -241,11 +248,16 @@ class Grown:
     def __repr__(self) -> str:
         """Return the outcome in one line."""
         summary = self.summary
-        kept = [
-            f"{seed.blueprint} at {seed.slot}{' (blending)' if seed.fate == 'blending' else ''}"
-            for seed in summary.seeds
-            if seed.fate not in ("pruned", "dropped")
-        ]
+        kept = []
+        pruned = {
+            (seed.slot, seed.germinated): f" (pruned at epoch {seed.ended})"
+            for seed in removed_later(self.history, summary.kept_epoch)
+        }
+        for seed in summary.seeds:
+            if seed.fate not in ("pruned", "dropped"):
+                state = " (blending)" if seed.fate == "blending" else ""
+                state = pruned.get((seed.slot, seed.germinated), state)
+                kept.append(f"{seed.blueprint} at {seed.slot}{state}")
         size = _change(summary.parameters_before, summary.parameters_after)
         cost = _change(summary.flops_before, summary.flops_after)
         grew = ", ".join(kept) or "nothing"

@@ -18,6 +18,7 @@ from esper.leyline.records import (
     SlotRecord,
     StackRecord,
     kept_record,
+    removed_later,
     seeds_at_end,
     stacks_at_end,
 )
@@ -92,7 +93,8 @@ def why_not_grown(
 ) -> tuple[str, ...]:
     """Return sentences on why a network has not learned, not grown, or not finished growing.
 
-    There are none if something grew and no seed is half blended in.
+    There are none if something grew, no seed is half blended in, and none that is part of the
+    network was pruned later.
 
     Args:
         history: all epochs of a finished run.
@@ -154,7 +156,8 @@ def _why_not_grown(
 ) -> tuple[str, ...]:
     early = _stopped_lines(history[-1], stopped) if stopped else ()
     if is_grown(seeds):
-        return (*early, *_unfinished_lines(history, kept_epoch))
+        removed = _removed_lines(history, kept_epoch)
+        return (*early, *removed, *_unfinished_lines(history, kept_epoch))
     later = [seed for seed in seeds_at_end(history) if seed.fate not in ("pruned", "dropped")]
     if later:
         names = ", ".join(f"the {seed.blueprint} at {seed.slot}" for seed in later)
@@ -181,6 +184,22 @@ def _why_not_grown(
     elif pruned or idle:
         advice = _PRUNED
     return (*lines, f"{_CHANGE} {advice}.") if advice else tuple(lines)
+
+
+def _removed_lines(history: Sequence[EpochRecord], kept_epoch: int | None) -> tuple[str, ...]:
+    """Return which seeds of the network that is kept were pruned after its epoch was measured."""
+    kept, last = kept_record(history, kept_epoch), history[-1]
+    is_last = kept.epoch == last.epoch
+    which = "the last" if is_last else "the best validated"
+    advice = f"; keep='last' returns that of epoch {last.epoch} without it"
+    advice += f" ({format_score(last.val_score)})"
+    return tuple(
+        f"The returned network is that of epoch {kept.epoch}, {which} "
+        f"({format_score(kept.val_score)}), and holds the {seed.blueprint} at {seed.slot} "
+        f"({seed.parameters:,} parameters), which was pruned at epoch {seed.ended}"
+        f"{_reason_of_prune(seed, history)}{'' if is_last else advice}."
+        for seed in removed_later(history, kept_epoch)
+    )
 
 
 def _unfinished_lines(history: Sequence[EpochRecord], kept_epoch: int | None) -> tuple[str, ...]:
