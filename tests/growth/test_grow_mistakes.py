@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growth.config import GrowthConfig
-from esper.leyline.errors import EsperWarning, NonFiniteError, SlotError, UsageError
+from esper.leyline.errors import ConfigError, EsperWarning, NonFiniteError, SlotError, UsageError
 
 IN_A_ROW = r"^epoch \d+: the validation loss was not finite in 3 epochs in a row; lower the"
 
@@ -197,6 +197,41 @@ def test_an_optimizer_may_lack_what_is_frozen() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", EsperWarning)
         grow(model, optimizer=SGD(rest, 0.1), epochs=12, controller="wait")
+
+
+# ---- Arguments of another type
+
+
+def test_settings_that_are_no_configuration_say_what_to_write() -> None:
+    words = r"config must be a GrowthConfig, got dict; write config=GrowthConfig\(epochs=3\)$"
+    with pytest.raises(ConfigError, match=words):
+        grow(config={"epochs": 3})
+    words = r"config must be a GardenConfig, got dict; write config=GardenConfig\(seed=1\)$"
+    with pytest.raises(ConfigError, match=words):
+        esper.Garden(Net(), ["first"], batches()[0][0], config={"seed": 1})  # type: ignore[arg-type]
+    garden = esper.Garden(Net(), ["first"], batches()[0][0])
+    with pytest.raises(
+        ConfigError, match=r"GardenerConfig, got int; .*GardenerConfig\(\.\.\.\)$"
+    ):
+        esper.Gardener(garden, config=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_paths_that_are_no_path_say_what_to_write(tmp_path: Path) -> None:
+    grown = grow(epochs=2, controller="wait")
+    for name, example in (
+        ("plot", "growth.svg"),
+        ("export", "grown.pt2"),
+        ("report", "report.html"),
+        ("save", "grown"),
+    ):
+        with pytest.raises(UsageError, match=f"a path is a string such as '{example}', got 5"):
+            getattr(grown, name)(5)
+    with pytest.raises(UsageError, match="a path is a string such as 'runs/mine', got 5"):
+        grow(out=5)
+    with pytest.raises(UsageError, match="a path is a string such as 'grown', got 5"):
+        esper.load_garden(5, model=Net())  # type: ignore[arg-type]
+    assert grown.plot(tmp_path / "growth.svg").svg
 
 
 # ---- Slots at which a seed would change nothing

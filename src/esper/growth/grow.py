@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, get_args
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from torch import nn
@@ -23,18 +23,20 @@ from esper.growth.config import DEFAULT_CONTROLLER, GrowthConfig, Keep
 from esper.growth.criterion import Loss
 from esper.growth.depth.rules import DeepenConfig
 from esper.growth.grown import Format, Grown
-from esper.growth.request import AUTO, STARTED_BY, GrowRequest
+from esper.growth.request import AUTO, STARTED_BY, GrowRequest, check_request
 from esper.growth.run import GrowthLoop
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory
+from esper.leyline.config import check_config
 from esper.leyline.controller import Controller
-from esper.leyline.errors import UsageError, unknown_name, warn
+from esper.leyline.errors import UsageError, warn
 from esper.leyline.learning import why_not_learned, why_not_learning
 from esper.leyline.reasons import decision_line, epoch_line
 from esper.leyline.records import EpochRecord
 from esper.nissa.folder import RunFolder, Which
 from esper.nissa.recorded import Stopped, stop_signals
 from esper.nissa.sinks import DEFAULT_SINKS, Sink
+from esper.utils.files import as_path
 
 if TYPE_CHECKING:
     from esper.nissa.store import OnAlarm
@@ -175,7 +177,7 @@ def grow(
         KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved; a
             second Ctrl-C ends at once with what is saved.
     """
-    base = config or GrowthConfig()
+    base = check_config(config, GrowthConfig)
     source, given = model if isinstance(model, str | os.PathLike) else checkpoint, model
     deepening = (None if deepen is None else DeepenConfig.of(deepen)) or base.deepen
     if source is not None:
@@ -245,7 +247,7 @@ def grow(
             saved["checkpoint"] = str(source)
         request = replace(request, settings=saved)
         # A callback may change the current folder.
-        out = Path(out).absolute()
+        out = as_path(out, "runs/mine").absolute()
         if resume and RunFolder(out).is_run:
             resumed = "previous" if resume == "previous" else "latest"
         elif resume and not out.exists():
@@ -317,7 +319,7 @@ def carry_out(
         Stopped: A signal came; the run in `out` is saved and can be continued.
         UsageError: Parts of the request contradict each other.
     """
-    _check(request)
+    check_request(request)
     if out is None:
         growth = GrowthLoop(request)
         with watch(growth) as show:
@@ -358,42 +360,6 @@ def carry_out(
         if is_done:
             return run.finish(export)
     raise Stopped(run.folder.path, noted[0], run.saved_epoch)
-
-
-def _check(request: GrowRequest) -> None:
-    """Refuse arguments that contradict each other, before any data is read."""
-    every, known = request.scheduler_every, get_args(SchedulerEvery)
-    if every not in known:
-        raise unknown_name("scheduler_every", every, known)
-    if request.config.budget is not None and every == "batch":
-        raise UsageError(
-            "scheduler_every='batch' needs to know how many steps the run has, which a budget "
-            "leaves open; step the scheduler every epoch: epochs are equal shares of the budget"
-        )
-    if request.scheduler is None and every != "epoch":
-        raise UsageError(f"scheduler_every={every!r} needs a scheduler; give scheduler=... too")
-    config, deepen = request.config, request.config.deepen
-    if deepen is None:
-        return
-    for_seeds = {
-        "slots": request.slots != AUTO,
-        "axes": request.axes is not None,
-        "controller": request.controller not in (DEFAULT_CONTROLLER, "wait"),
-        "max_growth": bool(config.garden.max_growth),
-        "max_added_flops": bool(config.garden.max_added_flops),
-        "max_seeds": bool(config.garden.lifecycle.rules.max_seeds),
-    }
-    if given := [name for name, is_given in for_seeds.items() if is_given]:
-        hint = "deepen={'controller': ...}" if given == ["controller"] else "leave it out"
-        raise UsageError(
-            f"{given[0]} is for seeds, and deepen grows none ({hint}); to grow seeds afterwards, "
-            "write esper.grow(grown.model, slots=...)"
-        )
-    if config.twin and deepen.weights is not None:
-        raise UsageError(
-            "the twin of a deepened network starts from the model's own weights, but deepen gives "
-            "other ones; leave out twin"
-        )
 
 
 def _warn_at_end(grown: Grown) -> Grown:

@@ -46,7 +46,7 @@ from esper.leyline.records import (
     best_by_size,
     removed_later,
 )
-from esper.utils.files import atomic_write_bytes
+from esper.utils.files import as_path, atomic_write_bytes
 from esper.utils.process import software_versions
 
 # ---- The parts of a host, in the order in which they are called
@@ -130,11 +130,11 @@ def check_format(kind: str) -> None:
 
 def export_garden(garden: Garden, example: Any, path: str | Path) -> Path:
     """Write a garden in eval mode, for any batch size, as the path's suffix says."""
-    kind = Path(path).suffix.removeprefix(".")
+    path = as_path(path, "grown.pt2")
+    kind = path.suffix.removeprefix(".")
     if kind not in get_args(Format):
         raise UsageError(f"{str(path)!r} has no known suffix; use .onnx or .pt2")
     check_format(kind)
-    path = Path(path)
     axis = garden.batch_axis
     size = axis_size(example, axis)
     which = tensors_along(example, axis, size)
@@ -335,6 +335,7 @@ class Grown:
         """Write one self-contained HTML page about the run and return its path."""
         from esper.nissa.report import render_report, write_report
 
+        place = as_path(path, "report.html")
         line = shlex.join(sys.argv) if command is None else command
         page = render_report(
             self.history,
@@ -348,8 +349,8 @@ class Grown:
                 for slot, found in self.contributions.leave_one_out.items()
             },
         )
-        write_report(Path(path), page)
-        return Path(path)
+        write_report(place, page)
+        return place
 
     def plot(self, path: str | Path | None = None) -> Picture:
         """Draw the validation scores of network and twin by epoch, and when what grew.
