@@ -114,7 +114,10 @@ class TestJudging:
     def test_losses_count_as_shares_of_themselves(self, score: float, op: LifecycleOp) -> None:
         scene = held(contribution=0.02)
         scene.score = score
-        assert scene.op(rule()) == op
+        controller = rule()
+        assert scene.op(controller) == op
+        if op == PRUNE:
+            assert "(+0.02 ± 0.00 % of the loss)" in controller.reasons()[0]
 
     def test_it_waits_for_an_ablation_at_full_amplitude(self) -> None:
         controller = rule(measurement_epochs=4)

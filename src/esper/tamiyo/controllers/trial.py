@@ -28,6 +28,7 @@ from esper.tamiyo.controllers.registry import (
     describe_waiting,
     read_settings,
     register_controller,
+    unit_of,
 )
 
 
@@ -152,7 +153,7 @@ class TrialController(RowController[_Memory]):
             return (choice, "") if is_legal else (WAIT, describe_waiting(row, slot))
         if row.age[slot] < shortened(config.learning_epochs, row.horizon):
             return WAIT, describe_waiting(row, slot)
-        worth = f"{format_contribution(value, error)} points"
+        worth = f"{format_contribution(value, error)} {unit_of(row.score)}"
         return self._prune(row, slot, memory, f"{Why.WORTHLESS} ({worth})")
 
     def _prune(self, row: RowView, slot: int, memory: _Memory, why: str) -> Verdict:
