@@ -68,6 +68,8 @@ _PRUNED = (
     "name other slots (esper.suggest_slots), or let another controller decide, unless the network "
     "has all it needs"
 )
+_MOST_REASONS = 2
+"""Most reasons to wait that are named."""
 _BLENDED = 0.9
 """Share of its amplitude from which a seed counts as blended in."""
 
@@ -113,7 +115,7 @@ def why_not_grown(
     idle = [s for s in seeds if s.fate == "dropped" and s.has_no_effect and s.slot in held]
     not_learned = why_not_learned(history, chance_loss)
     no_effect = [
-        f"{_named(seed)} made no difference (a contribution of 0 ± 0 points), and was dropped."
+        f"{_named(seed)} made no difference (a contribution of 0 ± 0), and was dropped."
         for seed in idle
     ]
     not_grown = _why_not_grown(history, seeds, idle, kept_epoch, stopped)
@@ -167,17 +169,13 @@ def _why_not_grown(
             f"{history[-1].epoch}."
         )
         return (*early, not_kept)
-    lines = [*early, _waiting_line(history)]
     pruned = [seed for seed in seeds if seed.fate == "pruned"]
-    for seed in pruned:
-        reason = _reason_of_prune(seed, history)
-        lines.append(f"{_named(seed)} was pruned at epoch {seed.ended}{reason}.")
     dropped = [seed for seed in seeds if seed.fate == "dropped" and seed not in idle]
-    for seed in dropped:
-        lines.append(
-            f"{_named(seed)}, germinated at epoch {seed.germinated}, was not yet blended in "
-            f"when the run ended, and was dropped{_refusals(seed, history)}."
-        )
+    lines = list(early)
+    if pruned or dropped:
+        lines.append(_tried_line(pruned, dropped, history))
+    elif not idle:
+        lines.append(_waiting_line(history))
     advice = _advice(history)
     if dropped:
         advice = ADVICE[Why.DEVELOPING]
@@ -237,6 +235,23 @@ def _is_half_blended(slot: SlotRecord) -> bool:
     return slot.alpha < _BLENDED * slot.alpha_target
 
 
+def _tried_line(
+    pruned: Sequence[SeedRecord], dropped: Sequence[SeedRecord], history: Sequence[EpochRecord]
+) -> str:
+    """Return what became of the last seed that was tried, and how many were before."""
+    count = len(pruned) + len(dropped)
+    seed = (*pruned, *dropped)[-1]
+    last = f"{count} seeds were tried, and the last, " if count > 1 else ""
+    what = f"Nothing grew: {last}the {seed.blueprint} at {seed.slot},"
+    if dropped:
+        return (
+            f"{what} germinated at epoch {seed.germinated}, was not yet blended in when the run "
+            f"ended, and was dropped{_refusals(seed, history)}."
+        )
+    what = what if last else what.removesuffix(",")
+    return f"{what} was pruned at epoch {seed.ended}{_reason_of_prune(seed, history)}."
+
+
 def _waiting_line(history: Sequence[EpochRecord]) -> str:
     """Return how often the controller waited, and why."""
     decisions = [record.decision for record in history if record.decision is not None]
@@ -251,11 +266,17 @@ def _waiting_line(history: Sequence[EpochRecord]) -> str:
             "decision; train for more epochs."
         )
     line = f"Nothing grew: the controller waited in {waited} of {len(decisions)} decisions"
+    # Figures are those of the most frequent reason; the rarest reasons are left out.
     reasons = [
-        f"{count} because {last[why].replace(' (', ' (at last: ' if count > 1 else ' (')}"
-        for why, count in counts.most_common()
+        f"{count} because {why if rank else _with_figures(last[why], count)}"
+        for rank, (why, count) in enumerate(counts.most_common(_MOST_REASONS))
     ]
     return f"{line}: {', '.join(reasons)}." if reasons else f"{line}."
+
+
+def _with_figures(reason: str, count: int) -> str:
+    """Return a reason; if it was given several times, its figures are called the last ones."""
+    return reason.replace(" (", " (at last: ", 1) if count > 1 else reason
 
 
 def _reason_of_prune(seed: SeedRecord, history: Sequence[EpochRecord]) -> str:
