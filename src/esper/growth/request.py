@@ -54,6 +54,10 @@ CHANGEABLE = (
 """Settings that may change when a growing run is continued."""
 
 
+_MOST_NAMED = 3
+"""Most settings that an error lists beside the first."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GrowRequest:
     """Everything that defines the growing of one network."""
@@ -124,12 +128,20 @@ class GrowRequest:
     def changes_since(self, saved: Mapping[str, Any]) -> SettingChanges:
         """Return the settings that changed; refuse those that must not."""
         changed = changed_settings(saved, self.settings)
-        for key, (was, now) in changed.items():
-            if key not in CHANGEABLE:
-                raise ConfigError(
-                    f"{key} is {was!r} in this run and cannot become {now!r}; start a new run, or "
-                    f"change only {', '.join(CHANGEABLE)}"
-                )
+        refused = [key for key in changed if key not in CHANGEABLE]
+        if refused:
+            key, *others = refused
+            was, now = changed[key]
+            more = ""
+            if others:
+                named = ", ".join(others[:_MOST_NAMED])
+                more = f" (and {len(others)} more that may not change: {named}"
+                more += ", …)" if len(others) > _MOST_NAMED else ")"
+            raise ConfigError(
+                f"{key} is {was!r} in this run and cannot become {now!r}{more}; start a new "
+                "run, or leave it as it is (the page Settings lists the "
+                f"{len(CHANGEABLE)} settings that may change)"
+            )
         return SettingChanges(changed)
 
 
