@@ -210,9 +210,7 @@ def test_settings_that_are_no_configuration_say_what_to_write() -> None:
     with pytest.raises(ConfigError, match=words):
         esper.Garden(Net(), ["first"], batches()[0][0], config={"seed": 1})  # type: ignore[arg-type]
     garden = esper.Garden(Net(), ["first"], batches()[0][0])
-    with pytest.raises(
-        ConfigError, match=r"GardenerConfig, got int; .*GardenerConfig\(\.\.\.\)$"
-    ):
+    with pytest.raises(ConfigError, match=r"GardenerConfig, got int; .*GardenerConfig\(\.\.\.\)$"):
         esper.Gardener(garden, config=3)  # type: ignore[arg-type]
 
 

@@ -13,8 +13,10 @@ import pytest
 import torch
 import yaml
 
+from esper.growth.config import GrowthConfig
 from esper.growth.grow import grow
 from esper.growth.recorded import RecordedGrowth, open_growth
+from esper.growth.request import GrowRequest
 from esper.lab.tasks.request import GrowSettings, growth_of, request_again
 from esper.leyline.errors import ConfigError, EsperWarning, UsageError, as_command
 from esper.nissa.folder import GROWING, Checkpoints
@@ -258,6 +260,26 @@ def test_a_loader_that_gives_other_samples_is_noticed(tmp_path: Path) -> None:
         call(batches(2), resume=True)
     again = Checkpoints(tmp_path / "run", GROWING).load()
     assert same(state, again)
+
+
+def test_of_several_refused_changes_the_first_is_told_in_full() -> None:
+    saved = {"slots": ["a"], "growth": {"seed": 0, "twin": False, "epochs": 3, "rewarm": 0}}
+    now = {"slots": ["b"], "growth": {"seed": 1, "twin": True, "epochs": 4, "rewarm": 5}}
+    batches: list[Any] = []
+    request = GrowRequest(
+        model=torch.nn.Linear(1, 1),
+        train=batches,
+        val=batches,
+        config=GrowthConfig(),
+        settings=now,
+    )
+    with pytest.raises(ConfigError) as told:
+        request.changes_since(saved)
+    line = str(told.value)
+    assert " in this run and cannot become " in line
+    assert "(and 3 more that may not change: " in line
+    assert "growth.epochs" not in line
+    assert len(line) < 300
 
 
 def test_a_model_that_was_frozen_since_is_refused(tmp_path: Path) -> None:

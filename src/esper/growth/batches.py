@@ -356,23 +356,21 @@ def warn_of_moving_statistics(model: nn.Module, *, has_own_loop: bool = False) -
         return
     first = next(iter(found))
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    classes = {
+        f"torch.nn.{kind.__name__}" if kind.__module__.startswith("torch.") else kind.__name__
+        for kind in map(type, found.values())
+    }
+    hold = f"[m.eval() for m in {{}}.modules() if isinstance(m, {' | '.join(sorted(classes))})]"
     if has_own_loop:
-        classes = {
-            f"torch.nn.{kind.__name__}" if kind.__module__.startswith("torch.") else kind.__name__
-            for kind in map(type, found.values())
-        }
-        advice = (
-            "to hold them still, write after each model.train(): [m.eval() for m in "
-            f"model.modules() if isinstance(m, {' | '.join(sorted(classes))})]"
-        )
+        advice = f"write after each model.train(): {hold.format('model')}"
     else:
         advice = (
-            "keep such layers in eval mode while the model trains, replace them, for instance by "
-            "torchvision.ops.FrozenBatchNorm2d, or train their parameters too"
+            "write in the model's class, or in a subclass: def train(self, mode=True): "
+            f"super().train(mode); {hold.format('self')}; return self"
         )
     warn(
         f"the parameters of {first!r}{more} are frozen, but the running statistics still change; "
-        f"{advice}"
+        f"to hold them still, {advice}"
     )
 
 

@@ -171,8 +171,14 @@ def _deeper(kind: Any, config: Any, deepen: DeepenConfig, path: Path) -> nn.Modu
             f"write esper.grow(model, checkpoint={str(path)!r}, deepen=...)"
         )
     wanted = [blocks for _, blocks in deepen.at or () if isinstance(blocks, int)]
+    most = max(wanted, default=2 * before)
+    if most <= before:
+        raise UsageError(
+            f"{path} has {before} blocks, and deepen wakes {most} at most; name more than it has, "
+            f"as in deepen={{'at': {{0.2: {2 * before}}}}}"
+        )
     deeper = copy.deepcopy(config)
-    deeper.num_hidden_layers = max(wanted, default=2 * before)
+    deeper.num_hidden_layers = most
     layers = getattr(config, "layer_types", None)
     if layers:
         # The pattern of layer types continues.
