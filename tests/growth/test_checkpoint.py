@@ -224,7 +224,12 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         torch.save(content, "other.pt")
         refused(match, make_net(), checkpoint="other.pt")
-    for rewarm, match in ((1.5, "neither a share of the run"), (9999, "more than the .* of the")):
+    for rewarm, match in (
+        (1.5, "neither a share of the run"),
+        (1.0, r"neither a share of the run, below 1, .*write rewarm=0\.05 or rewarm=1$"),
+        (200.0, r"write rewarm=0\.05 or rewarm=200$"),
+        (9999, "more than the .* of the"),
+    ):
         refused(match, make_net(), checkpoint="net.pt", rewarm=rewarm)
     refused("the model does not match", other, checkpoint="seeds", slots=["0"])
     with pytest.raises(UsageError, match="deepen already names weights"):

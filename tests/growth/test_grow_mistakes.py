@@ -232,6 +232,21 @@ def test_paths_that_are_no_path_say_what_to_write(tmp_path: Path) -> None:
     assert grown.plot(tmp_path / "growth.svg").svg
 
 
+# ---- Models of which nothing trains
+
+
+def test_a_frozen_model_that_only_waits_is_a_warning() -> None:
+    model = Net()
+    model.norm = nn.Identity()  # type: ignore[assignment]
+    model.requires_grad_(False)
+    with pytest.warns(EsperWarning, match="^nothing trains: .*; write controller='trial', or mod"):
+        grow(model, controller="wait")
+    model.head.requires_grad_(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EsperWarning)
+        grow(model, controller="wait")
+
+
 # ---- Slots at which a seed would change nothing
 
 

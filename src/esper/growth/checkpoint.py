@@ -217,7 +217,7 @@ class Rewarm:
                 "rewarm needs the number of steps in an epoch, but train has no length; give train "
                 "as a list or a DataLoader, or write rewarm=0"
             )
-        share = isinstance(rewarm, float) and rewarm < 1.0
+        share = isinstance(rewarm, float)
         whole = epochs * len(train)
         if rewarm > whole:
             raise UsageError(

@@ -146,8 +146,8 @@ def grow(
             the model as the network was before it grew; seeds in the checkpoint become part of the
             network, which is then a copy of the model. With `deepen`, build the model with all
             blocks; the checkpoint has those that are awake at first.
-        rewarm: optimizer steps, or share of the run (0.1), over which learning rates rise from 0;
-            0.05 with a checkpoint, else 0.
+        rewarm: optimizer steps (200), or share of the run (0.1, below 1), over which learning rates
+            rise from 0; 0.05 with a checkpoint, else 0.
         seed: seed of new seeds, of random controllers and of dropout; by default 0.
         device: where to train; by default where the model is.
         config: all settings with their defaults (below `growth` on the page Settings); the
