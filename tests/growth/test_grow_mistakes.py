@@ -310,6 +310,18 @@ def test_a_network_that_does_not_learn_is_named_once_and_early(controller: str) 
     assert not any(line.startswith("To change that") for line in grown.why)
 
 
+def test_a_frozen_network_that_does_not_learn_is_named_at_the_end() -> None:
+    model = Net()
+    model.norm = nn.Identity()  # type: ignore[assignment]
+    model.requires_grad_(False).head.weight.zero_()
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always", EsperWarning)
+        grow(model, epochs=12, controller="trial")
+    said = [str(one.message) for one in issued]
+    assert not any("has learned nothing" in line for line in said)
+    assert said[-1].startswith("The network did not learn: its best validation loss in 12 epochs")
+
+
 # ---- A network that holds what was pruned later
 
 

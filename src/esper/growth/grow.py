@@ -369,8 +369,9 @@ def _warn_at_end(grown: Grown) -> Grown:
     not_learned = why_not_learned(history, chance)
     if grown.summary.controller == "wait":
         why = [not_learned] if not_learned else []
-    if why_not_learning(history, chance, int(grown.config.to_mapping()["epochs"])):
-        # A warning has said so early in the run.
+    epochs = int(grown.config.to_mapping()["epochs"])
+    if grown.summary.parameters_before and why_not_learning(history, chance, epochs):
+        # A warning has said so early in the run; of a frozen host it says nothing there.
         why = [line for line in why if line != not_learned]
     if why:
         warn(" ".join(why))
