@@ -234,7 +234,8 @@ class Grown:
     example_input: Any
     """One batch of inputs of the network."""
     why: tuple[str, ...]
-    """Why the network did not learn, or did not grow, or not completely; one sentence each."""
+    """Why the network did not learn, or did not grow, or not completely, and which of its seeds
+    were pruned after the epoch that is kept; one sentence each."""
     static_warning: str
     """Warning that a static network of the same size is likely to do as well; usually empty."""
     val_gain: Estimate | None = None
