@@ -167,10 +167,10 @@ def grow(
         progress: show every epoch on standard error; by default if that is a terminal.
 
     If the network did not grow, a seed is only partly blended in, or was pruned after the epoch
-    that is returned, an `EsperWarning` and `Grown.why` give the reasons. A run that is too short for its controller warns at the start. If
-    a static network of the same size is likely to do as well, a warning and
-    `Grown.static_warning` say so. In runs of less than 60 epochs all waits are shortened in
-    proportion. Seeds that were never blended in are not part of the result.
+    that is returned, an `EsperWarning` and `Grown.why` give the reasons. A run that is too short
+    for its controller warns at the start. If a static network of the same size is likely to do as
+    well, a warning and `Grown.static_warning` say so. In runs of less than 60 epochs all waits are
+    shortened in proportion. Seeds that were never blended in are not part of the result.
 
     Raises:
         UsageError: The request is wrong; the message says what to write instead.
