@@ -203,7 +203,7 @@ def startup_warning(
         horizon: epochs of the run.
     """
     if isinstance(controller, WaitController):
-        if garden.count_parameters():
+        if garden.count_parameters() or next(garden.host_parameters(), None) is None:
             return None
         return (
             "nothing trains: all parameters of the model are frozen, and the controller 'wait' "

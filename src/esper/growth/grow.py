@@ -367,10 +367,11 @@ def _warn_at_end(grown: Grown) -> Grown:
     history, chance = grown.history, grown.summary.chance_loss
     why = [*grown.why, *filter(None, [grown.static_warning])]
     not_learned = why_not_learned(history, chance)
+    trains = grown.summary.parameters_before > 0
     if grown.summary.controller == "wait":
-        why = [not_learned] if not_learned else []
-    epochs = int(grown.config.to_mapping()["epochs"])
-    if grown.summary.parameters_before and why_not_learning(history, chance, epochs):
+        # A warning has said at the start that nothing trains.
+        why = [not_learned] if not_learned and trains else []
+    if trains and why_not_learning(history, chance, int(grown.config.to_mapping()["epochs"])):
         # A warning has said so early in the run; of a frozen host it says nothing there.
         why = [line for line in why if line != not_learned]
     if why:
