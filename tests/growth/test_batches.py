@@ -126,7 +126,15 @@ class HeldNorm(nn.BatchNorm1d):
 
 def test_a_frozen_layer_that_stays_in_eval_mode_does_not_move() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3)).requires_grad_(False).eval()
-    with pytest.warns(EsperWarning, match="'0' are frozen, but the running statistics .*Frozen"):
+    with pytest.warns(EsperWarning, match="'0' are frozen, but the running statistics .*") as told:
         warn_of_moving_statistics(model)
     assert not model.training
+    # The line that the warning gives, written into a class, ends it.
+    line = str(told[0].message).partition("in a subclass: ")[2]
+    names: dict[str, Any] = {"torch": torch}
+    exec(f"class Held(torch.nn.Sequential):\n    {line}\n", names)
+    held = names["Held"](nn.BatchNorm1d(3)).requires_grad_(False)
+    assert held.train() is held
+    assert held.training
+    warn_of_moving_statistics(held)
     warn_of_moving_statistics(nn.Sequential(HeldNorm(3)).requires_grad_(False).train())

@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import esper
-from esper.growth.checkpoint import Rewarm
+from esper.growth.checkpoint import Rewarm, _deeper
+from esper.growth.depth.rules import DeepenConfig
 from esper.growth.grown import Grown
 from esper.leyline.errors import UsageError
 from tests.growth.depth.models import make_gpt, tokens
@@ -156,8 +158,20 @@ def test_what_hugging_face_saved_says_what_it_is(tmp_path: Path) -> None:
         (tmp_path / name / name).write_bytes(content)
         with pytest.raises(UsageError, match=match):
             language(tmp_path / name, epochs=1, controller="wait", **data)
+    words = r"two has 2 blocks, and deepen wakes 1 at most; .* deepen=\{'at': \{0\.2: 4\}\}"
+    with pytest.raises(UsageError, match=words):
+        language(tmp_path / "two", deepen={"at": {0.2: 1}}, **data)
     with pytest.raises(UsageError, match=r"do not fit the model: .*or write deepen="):
         language(given, checkpoint=tmp_path / "two", epochs=1, controller="wait", **data)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_schedule_with_fewer_blocks_than_the_checkpoint_is_refused(blocks: int) -> None:
+    config = SimpleNamespace(num_hidden_layers=2)
+    deepen = DeepenConfig.of({"at": {0.2: blocks}})
+    words = rf"^two has 2 blocks, and deepen wakes {blocks} at most; name more .*\{{0\.2: 4\}}\}}$"
+    with pytest.raises(UsageError, match=words):
+        _deeper(nn.Module, config, deepen, Path("two"))
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +204,9 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     half = (tmp_path / "net.pt").read_bytes()
     (tmp_path / "half.pt").write_bytes(half[: len(half) // 2])
     for broken in ("text.pt", "empty.pt", "half.pt"):
-        refused(f"{broken} is damaged or holds no weights .* give a", make_net(), checkpoint=broken)
+        size = (tmp_path / broken).stat().st_size
+        words = rf"{broken} is damaged or holds no weights \(its {size:,} bytes cannot be read\); "
+        refused(words, make_net(), checkpoint=broken)
     for content, match in (
         (make_net(), r"holds a .*Net, and only weights are read; write torch\.save"),
         ({"model": weights, "epoch": 3}, "mapping of 'model', 'epoch', not a state_dict; write"),
@@ -208,7 +224,12 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         torch.save(content, "other.pt")
         refused(match, make_net(), checkpoint="other.pt")
-    for rewarm, match in ((1.5, "neither a share of the run"), (9999, "more than the .* of the")):
+    for rewarm, match in (
+        (1.5, "neither a share of the run"),
+        (1.0, r"neither a share of the run, below 1, .*write rewarm=0\.05 or rewarm=1$"),
+        (200.0, r"write rewarm=0\.05 or rewarm=200$"),
+        (9999, "more than the .* of the"),
+    ):
         refused(match, make_net(), checkpoint="net.pt", rewarm=rewarm)
     refused("the model does not match", other, checkpoint="seeds", slots=["0"])
     with pytest.raises(UsageError, match="deepen already names weights"):

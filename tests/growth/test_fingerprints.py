@@ -193,7 +193,11 @@ class Bare(nn.Module):
 
 def test_the_shape_of_a_weight_is_named() -> None:
     found = changed(model_contents(Bare(2)), model_contents(Bare(3)))
-    assert found == ["shape of 'scale' in the model", "shapes of the model's weights"]
+    assert found == [
+        "shape of 'scale' in the model",
+        "shapes of the model's weights",
+        "number of trainable parameters of the model",
+    ]
 
 
 def test_weights_and_mode_do_not_count() -> None:

@@ -255,6 +255,7 @@ def test_a_gardener_says_at_its_start_that_a_run_is_too_short(
     assert [str(one.message).startswith(told or "") for one in found] == [True] * bool(told)
 
 
+@pytest.mark.filterwarnings("ignore:the new seed in 'body' is in no optimizer")
 def test_a_learned_controller_is_not_trusted_with_a_host_that_does_not_train() -> None:
     garden = make_garden()
     garden.model.requires_grad_(False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.leyline.errors import EsperWarning, NonFiniteError, SlotError, UsageError
+from esper.growth.config import GrowthConfig
+from esper.leyline.errors import ConfigError, EsperWarning, NonFiniteError, SlotError, UsageError
 
 IN_A_ROW = r"^epoch \d+: the validation loss was not finite in 3 epochs in a row; lower the"
 
@@ -197,6 +199,54 @@ def test_an_optimizer_may_lack_what_is_frozen() -> None:
         grow(model, optimizer=SGD(rest, 0.1), epochs=12, controller="wait")
 
 
+# ---- Arguments of another type
+
+
+def test_settings_that_are_no_configuration_say_what_to_write() -> None:
+    words = r"config must be a GrowthConfig, got dict; write config=GrowthConfig\(epochs=3\)$"
+    with pytest.raises(ConfigError, match=words):
+        grow(config={"epochs": 3})
+    words = r"config must be a GardenConfig, got dict; write config=GardenConfig\(seed=1\)$"
+    with pytest.raises(ConfigError, match=words):
+        esper.Garden(Net(), ["first"], batches()[0][0], config={"seed": 1})  # type: ignore[arg-type]
+    garden = esper.Garden(Net(), ["first"], batches()[0][0])
+    with pytest.raises(ConfigError, match=r"GardenerConfig, got int; .*GardenerConfig\(\.\.\.\)$"):
+        esper.Gardener(garden, config=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_paths_that_are_no_path_say_what_to_write(tmp_path: Path) -> None:
+    grown = grow(epochs=2, controller="wait")
+    for name, example in (
+        ("plot", "growth.svg"),
+        ("export", "grown.pt2"),
+        ("report", "report.html"),
+        ("save", "grown"),
+    ):
+        with pytest.raises(UsageError, match=f"a path is a string such as '{example}', got 5"):
+            getattr(grown, name)(5)
+    with pytest.raises(UsageError, match="a path is a string such as 'runs/mine', got 5"):
+        grow(out=5)
+    with pytest.raises(UsageError, match="a path is a string such as 'grown', got 5"):
+        esper.load_garden(5, model=Net())  # type: ignore[arg-type]
+    assert grown.plot(tmp_path / "growth.svg").svg
+
+
+# ---- Models of which nothing trains
+
+
+def test_a_frozen_model_that_only_waits_is_a_warning() -> None:
+    model = Net()
+    model.norm = nn.Identity()  # type: ignore[assignment]
+    model.requires_grad_(False)
+    with pytest.warns(EsperWarning, match="^nothing trains: .*; write controller='trial', or mod"):
+        grow(model, controller="wait")
+    model.head.requires_grad_(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EsperWarning)
+        grow(model, controller="wait")
+
+
 # ---- Slots at which a seed would change nothing
 
 
@@ -258,6 +308,42 @@ def test_a_network_that_does_not_learn_is_named_once_and_early(controller: str) 
     assert not any("did not learn" in line or "slots" in line for line in said)
     assert grown.why[0].startswith("The network did not learn: its best validation loss in 30")
     assert not any(line.startswith("To change that") for line in grown.why)
+
+
+def test_a_frozen_network_that_does_not_learn_is_named_at_the_end() -> None:
+    model = Net()
+    model.norm = nn.Identity()  # type: ignore[assignment]
+    model.requires_grad_(False).head.weight.zero_()
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always", EsperWarning)
+        grow(model, epochs=12, controller="trial")
+    said = [str(one.message) for one in issued]
+    assert not any("has learned nothing" in line for line in said)
+    assert said[-1].startswith("The network did not learn: its best validation loss in 12 epochs")
+
+
+# ---- A network that holds what was pruned later
+
+
+def test_a_result_with_a_seed_that_was_pruned_later_says_so(tmp_path: Path) -> None:
+    (tmp_path / "prune.yaml").write_text(
+        "- {epoch: 1, op: germinate, slot: first, blueprint: mlp_small}\n"
+        "- {epoch: 8, op: prune, slot: first}\n"
+    )
+    with pytest.warns(EsperWarning, match="^The returned network is that of epoch 8, the best"):
+        grown = grow(
+            controller=f"schedule:{tmp_path / 'prune.yaml'}",
+            config=GrowthConfig(garden={"lifecycle": {"immediate": "all"}}),
+            loss="classification",
+            # From epoch 9 on the network unlearns.
+            scheduler=lambda optimizer: LambdaLR(optimizer, lambda epoch: 1 if epoch < 8 else -1),
+        )
+    assert grown.summary.kept_epoch == 8
+    assert grown.model.slots["first"].blueprint == "mlp_small"
+    (why,) = grown.why
+    assert "the mlp_small at first (" in why
+    assert "was pruned at epoch 8; keep='last' returns that of epoch 14 without it (" in why
+    assert "grew mlp_small at first (pruned at epoch 8), epoch 8 of 14" in str(grown)
 
 
 # ---- The twin and random numbers

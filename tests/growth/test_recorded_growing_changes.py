@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 import torch
 import yaml
 
+from esper.growth.config import GrowthConfig
 from esper.growth.grow import grow
 from esper.growth.recorded import RecordedGrowth, open_growth
+from esper.growth.request import GrowRequest
 from esper.lab.tasks.request import GrowSettings, growth_of, request_again
 from esper.leyline.errors import ConfigError, EsperWarning, UsageError, as_command
 from esper.nissa.folder import GROWING, Checkpoints
@@ -257,3 +260,47 @@ def test_a_loader_that_gives_other_samples_is_noticed(tmp_path: Path) -> None:
         call(batches(2), resume=True)
     again = Checkpoints(tmp_path / "run", GROWING).load()
     assert same(state, again)
+
+
+def test_of_several_refused_changes_the_first_is_told_in_full() -> None:
+    saved = {"slots": ["a"], "growth": {"seed": 0, "twin": False, "epochs": 3, "rewarm": 0}}
+    now = {"slots": ["b"], "growth": {"seed": 1, "twin": True, "epochs": 4, "rewarm": 5}}
+    batches: list[Any] = []
+    request = GrowRequest(
+        model=torch.nn.Linear(1, 1),
+        train=batches,
+        val=batches,
+        config=GrowthConfig(),
+        settings=now,
+    )
+    with pytest.raises(ConfigError) as told:
+        request.changes_since(saved)
+    line = str(told.value)
+    assert " in this run and cannot become " in line
+    assert "(and 3 more that may not change: " in line
+    assert "growth.epochs" not in line
+    assert len(line) < 300
+
+
+def test_a_model_that_was_frozen_since_is_refused(tmp_path: Path) -> None:
+    def call(*frozen: str, **more: Any) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        )
+        for name in frozen:
+            model.get_submodule(name).requires_grad_(False)
+        batches = [(torch.randn(8, 4), torch.arange(8) % 3)]
+        given = {"epochs": 12, "controller": "trial", "out": tmp_path / "run", **more}
+        torch.manual_seed(1)
+        grow(model, ["0"], train=batches, val=batches, **given)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EsperWarning)
+        call("0", "1")
+        words = r"number of trainable parameters of the model of .* \(was 72, is 0\); restore it"
+        with pytest.raises(UsageError, match=words):
+            call("0", "1", "2", resume=True)
+        with pytest.raises(UsageError, match="choice of the model's parameters that train of"):
+            call("0", "2", resume=True)
+        call("0", "1", resume=True)

@@ -542,6 +542,10 @@ def test_the_seed_of_the_run_is_the_seed_of_its_garden() -> None:
 def test_empty_sets_are_refused() -> None:
     with pytest.raises(UsageError, match="the validation set is empty; give it at least one batch"):
         make_run(val=[])
+    # Before anything is trained.
+    for empty in ([], [(torch.zeros(0, 4), torch.zeros(0).long())]):
+        with pytest.raises(UsageError, match="the test set is empty; give it at least one batch"):
+            make_run(test=empty)
     run = make_run(train=[])
     with pytest.raises(UsageError, match="the training set is empty; give it at least one batch"):
         finish(run)

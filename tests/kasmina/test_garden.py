@@ -414,6 +414,7 @@ def test_a_refused_operation_changes_nothing_at_all() -> None:
         (lambda g: g.germinate("a", "lora", style="add"), UnknownNameError, "unknown style"),
         (lambda g: g.germinate("a", "lora", tempo=0), UsageError, "tempo must be"),
         (lambda g: g.germinate("a", "lora", tempo=2.5), UsageError, "tempo must be a whole"),
+        (lambda g: g.germinate("a", "lora", immediate="yes"), UsageError, "immediate must be true"),
         (lambda g: g.germinate("a", "lora", alpha_target=0), UsageError, "must be above 0"),
         (lambda g: g.germinate("a", "lora", alpha_target=1.5), UsageError, "at most 1, got 1.5"),
         (lambda g: g.set_alpha_target("a", 0.0), UsageError, "target must be above 0"),

@@ -13,6 +13,7 @@ from esper.leyline.errors import (
     describe_exception,
     instead,
     nearest,
+    nearest_few,
     needing,
     option,
     reason_of,
@@ -60,6 +61,7 @@ def test_message_is_shown_as_written_and_survives_a_worker_process(
 def test_nearest_suggests_only_what_is_close() -> None:
     assert nearest("conv_ligth", ["conv_light", "norm"]) == ", did you mean 'conv_light'?"
     assert nearest("zzz", ["conv_light", "norm"]) == ""
+    assert nearest("foo", ["noop", "norm"]) == ""
     assert nearest("conv_ligth", []) == ""
 
 
@@ -128,3 +130,12 @@ def test_options_are_written_as_the_user_writes_them() -> None:
     with as_command():
         assert [option(name) for name in names] == ["--resume", "--overwrite", "--out"]
     assert option("resume") == "resume=True"
+
+
+def test_of_many_names_only_the_closest_are_shown() -> None:
+    names = [f"{block}.{part}" for block in range(3) for part in ("norm", "linear1", "linear2")]
+    assert nearest_few("x", names[:8]) == ", ".join(names[:8])
+    assert nearest_few("1.linear", names).endswith(" and 5 more")
+    assert nearest_few("1.linear", names).startswith("1.linear")
+    assert nearest_few("??", names) == "0.norm, 0.linear1, 0.linear2, 1.norm and 5 more"
+    assert nearest_few("x", []) == "none"

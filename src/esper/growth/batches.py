@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from esper.kasmina.evaluation import BatchEvaluator, moving_norms
+from esper.kasmina.evaluation import BatchEvaluator, empty_set, moving_norms
 from esper.kasmina.garden import Garden
 from esper.kasmina.slots.arguments import read_batch, whole_dict
 from esper.kasmina.slots.probe import (
@@ -81,7 +81,7 @@ class DeviceBatches:
         self._batches = batches
         self._device = device
         self._keeps_label = keeps_label
-        self._name = name
+        self.name = name
         self._argument = argument
         self._number = 0
         self._read: tuple[Any, Any] | None = None
@@ -90,7 +90,7 @@ class DeviceBatches:
     def place(self) -> str:
         """The current batch by number, with its shapes once it was read."""
         shapes = "" if self._read is None else f" ({', '.join(map(shapes_of, self._read))})"
-        return f"{self._name} batch {self._number}{shapes}"
+        return f"{self.name} batch {self._number}{shapes}"
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         self._number, self._read = 1, None
@@ -120,6 +120,11 @@ class OwnersEvaluator(BatchEvaluator):
     """Measures on the user's batches; an error in the user's code says which batch failed."""
 
     _batches: DeviceBatches
+
+    @property
+    def name(self) -> str:
+        """Name of the batches in errors."""
+        return self._batches.name
 
     def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
@@ -154,7 +159,7 @@ class BatchStream:
         self._stream, self._passes, self.position = None, 0, 0
         while self.position < position:
             if self.next() is END:
-                raise UsageError("the training set is empty; give it at least one batch")
+                raise UsageError(empty_set("training"))
 
     def next(self) -> Any:
         """Return the next batch, `END` where there is none."""
@@ -217,7 +222,7 @@ def first_batch(batches: Batches) -> Any:
         for batch in batches:
             if not is_empty(batch):
                 return batch
-    raise UsageError("the validation set is empty; give it at least one batch")
+    raise UsageError(empty_set("validation"))
 
 
 def is_empty(batch: Any) -> bool:
@@ -247,6 +252,23 @@ def check_batches(name: str, batches: Any) -> None:
         raise UsageError(
             f"{name} must be an iterable of batches, such as a DataLoader, got a {kind}"
         )
+
+
+def check_data(train: Batches, val: Batches, test: Batches | None) -> Any:
+    """Refuse batches that cannot be iterated, or hold no sample; return the first for validation.
+
+    The training set is read only when it is trained on, and the test set at the end.
+    """
+    check_batches("train", train)
+    check_batches("val", val)
+    first = first_batch(val)
+    if test is not None:
+        check_batches("test", test)
+        # The test set is read only once, at the end; but a run should not fail there.
+        is_listed = isinstance(test, Sequence) and all(map(is_empty, test))
+        if is_listed or (isinstance(test, Sized) and not len(test)):
+            raise UsageError(empty_set("test"))
+    return first
 
 
 def count_steps(batches: Batches) -> int:
@@ -334,23 +356,21 @@ def warn_of_moving_statistics(model: nn.Module, *, has_own_loop: bool = False) -
         return
     first = next(iter(found))
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    classes = {
+        f"torch.nn.{kind.__name__}" if kind.__module__.startswith("torch.") else kind.__name__
+        for kind in map(type, found.values())
+    }
+    hold = f"[m.eval() for m in {{}}.modules() if isinstance(m, {' | '.join(sorted(classes))})]"
     if has_own_loop:
-        classes = {
-            f"torch.nn.{kind.__name__}" if kind.__module__.startswith("torch.") else kind.__name__
-            for kind in map(type, found.values())
-        }
-        advice = (
-            "to hold them still, write after each model.train(): [m.eval() for m in "
-            f"model.modules() if isinstance(m, {' | '.join(sorted(classes))})]"
-        )
+        advice = f"write after each model.train(): {hold.format('model')}"
     else:
         advice = (
-            "keep such layers in eval mode while the model trains, replace them, for instance by "
-            "torchvision.ops.FrozenBatchNorm2d, or train their parameters too"
+            "write in the model's class, or in a subclass: def train(self, mode=True): "
+            f"super().train(mode); {hold.format('self')}; return self"
         )
     warn(
         f"the parameters of {first!r}{more} are frozen, but the running statistics still change; "
-        f"{advice}"
+        f"to hold them still, {advice}"
     )
 
 

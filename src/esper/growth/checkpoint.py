@@ -171,8 +171,14 @@ def _deeper(kind: Any, config: Any, deepen: DeepenConfig, path: Path) -> nn.Modu
             f"write esper.grow(model, checkpoint={str(path)!r}, deepen=...)"
         )
     wanted = [blocks for _, blocks in deepen.at or () if isinstance(blocks, int)]
+    most = max(wanted, default=2 * before)
+    if most <= before:
+        raise UsageError(
+            f"{path} has {before} blocks, and deepen wakes {most} at most; name more than it has, "
+            f"as in deepen={{'at': {{0.2: {2 * before}}}}}"
+        )
     deeper = copy.deepcopy(config)
-    deeper.num_hidden_layers = max(wanted, default=2 * before)
+    deeper.num_hidden_layers = most
     layers = getattr(config, "layer_types", None)
     if layers:
         # The pattern of layer types continues.
@@ -211,7 +217,7 @@ class Rewarm:
                 "rewarm needs the number of steps in an epoch, but train has no length; give train "
                 "as a list or a DataLoader, or write rewarm=0"
             )
-        share = isinstance(rewarm, float) and rewarm < 1.0
+        share = isinstance(rewarm, float)
         whole = epochs * len(train)
         if rewarm > whole:
             raise UsageError(

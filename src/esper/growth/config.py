@@ -115,8 +115,8 @@ class GrowthConfig(Config):
     )
     rewarm: int | float = option(
         0,
-        "Steps, or share of the run, over which learning rates rise from 0 at its start; for a "
-        "finished network that is grown further.",
+        "Steps (a whole number), or share of the run (below 1), over which learning rates rise "
+        "from 0 at its start; for a finished network that is grown further.",
         minimum=0,
     )
     patience: int = option(
@@ -134,7 +134,8 @@ class GrowthConfig(Config):
         if self.budget is not None:
             object.__setattr__(self, "budget", parse_budget(self.budget))
         super().__post_init__()
-        if self.rewarm > 1 and self.rewarm != round(self.rewarm):
+        if isinstance(self.rewarm, float) and self.rewarm >= 1:
+            # 1.0 might mean the whole run, or one step.
             raise ConfigError(
                 f"rewarm={self.rewarm} is neither a share of the run, below 1, nor a whole number "
                 f"of steps; write rewarm=0.05 or rewarm={round(self.rewarm)}"
@@ -202,7 +203,12 @@ def startup_warning(
         horizon: epochs of the run.
     """
     if isinstance(controller, WaitController):
-        return None
+        if garden.count_parameters() or next(garden.host_parameters(), None) is None:
+            return None
+        return (
+            "nothing trains: all parameters of the model are frozen, and the controller 'wait' "
+            "grows no seed; write controller='trial', or model.requires_grad_(True)"
+        )
     must_settle = isinstance(controller, HeuristicController)
     needed = (tracker.settling_epochs if must_settle else 1) + 1
     if not bool(garden.table.immediate[:, NOOP + 1 : len(drawn_names())].any()):

@@ -222,7 +222,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def model_contents(model: nn.Module) -> dict[str, str]:
-    """Return checksums of a model's modules, the shapes of its weights and its code."""
+    """Return checksums of a model's modules and code, and of the shapes and choice of weights."""
     lines = {name: _described(module) for name, module in model.named_modules()}
     found = {
         f"module {name!r} of the model" if name else "model itself": line
@@ -236,6 +236,10 @@ def model_contents(model: nn.Module) -> dict[str, str]:
         for name, shape in list(shapes.items())[:_MOST_MODULES]
     }
     found["shapes of the model's weights"] = fingerprint(shapes)
+    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    found["number of trainable parameters of the model"] = f"{sum(sizes):,}"
+    found["choice of the model's parameters that train"] = fingerprint(trains)
     code = Fingerprint()
     for kind in dict.fromkeys(type(module) for module in model.modules()):
         code.add(_code_of(getattr(kind, "forward", None), kind))

@@ -38,7 +38,7 @@ from esper.kasmina.row_group import RowGroup, measure_by_ablation
 from esper.kasmina.signals import Panic, Rates
 from esper.kasmina.slot_table import describe_decision, slot_records
 from esper.leyline.actions import LifecycleOp, decode_actions
-from esper.leyline.config import check_value
+from esper.leyline.config import check_config, check_value
 from esper.leyline.controller import Controller
 from esper.leyline.errors import NonFiniteError, UsageError, unknown_name, warn
 from esper.leyline.learning import why_not_learned, why_not_learning
@@ -110,7 +110,7 @@ class Gardener:
                 "esper.Garden(model, slots, example_input)"
             )
         check_value("horizon", horizon, int, minimum=1)
-        config = config or GardenerConfig()
+        config = check_config(config, GardenerConfig)
         self.config = config if ablate_every is None else config.replace(ablate_every=ablate_every)
         self.garden = garden
         garden.config = garden.config.limited(

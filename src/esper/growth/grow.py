@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, get_args
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from torch import nn
@@ -23,18 +23,20 @@ from esper.growth.config import DEFAULT_CONTROLLER, GrowthConfig, Keep
 from esper.growth.criterion import Loss
 from esper.growth.depth.rules import DeepenConfig
 from esper.growth.grown import Format, Grown
-from esper.growth.request import AUTO, STARTED_BY, GrowRequest
+from esper.growth.request import AUTO, STARTED_BY, GrowRequest, check_request
 from esper.growth.run import GrowthLoop
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory
+from esper.leyline.config import check_config
 from esper.leyline.controller import Controller
-from esper.leyline.errors import UsageError, unknown_name, warn
+from esper.leyline.errors import UsageError, warn
 from esper.leyline.learning import why_not_learned, why_not_learning
 from esper.leyline.reasons import decision_line, epoch_line
 from esper.leyline.records import EpochRecord
 from esper.nissa.folder import RunFolder, Which
 from esper.nissa.recorded import Stopped, stop_signals
 from esper.nissa.sinks import DEFAULT_SINKS, Sink
+from esper.utils.files import as_path
 
 if TYPE_CHECKING:
     from esper.nissa.store import OnAlarm
@@ -144,8 +146,8 @@ def grow(
             the model as the network was before it grew; seeds in the checkpoint become part of the
             network, which is then a copy of the model. With `deepen`, build the model with all
             blocks; the checkpoint has those that are awake at first.
-        rewarm: optimizer steps, or share of the run (0.1), over which learning rates rise from 0;
-            0.05 with a checkpoint, else 0.
+        rewarm: optimizer steps (200), or share of the run (0.1, below 1), over which learning rates
+            rise from 0; 0.05 with a checkpoint, else 0.
         seed: seed of new seeds, of random controllers and of dropout; by default 0.
         device: where to train; by default where the model is.
         config: all settings with their defaults (below `growth` on the page Settings); the
@@ -164,18 +166,18 @@ def grow(
             with its result.
         progress: show every epoch on standard error; by default if that is a terminal.
 
-    If the network did not grow, or a seed is only partly blended in, an `EsperWarning` and
-    `Grown.why` give the reasons. A run that is too short for its controller warns at the start. If
-    a static network of the same size is likely to do as well, a warning and
-    `Grown.static_warning` say so. In runs of less than 60 epochs all waits are shortened in
-    proportion. Seeds that were never blended in are not part of the result.
+    If the network did not grow, a seed is only partly blended in, or was pruned after the epoch
+    that is returned, an `EsperWarning` and `Grown.why` give the reasons. A run that is too short
+    for its controller warns at the start. If a static network of the same size is likely to do as
+    well, a warning and `Grown.static_warning` say so. In runs of less than 60 epochs all waits are
+    shortened in proportion. Seeds that were never blended in are not part of the result.
 
     Raises:
         UsageError: The request is wrong; the message says what to write instead.
         KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved; a
             second Ctrl-C ends at once with what is saved.
     """
-    base = config or GrowthConfig()
+    base = check_config(config, GrowthConfig)
     source, given = model if isinstance(model, str | os.PathLike) else checkpoint, model
     deepening = (None if deepen is None else DeepenConfig.of(deepen)) or base.deepen
     if source is not None:
@@ -245,7 +247,7 @@ def grow(
             saved["checkpoint"] = str(source)
         request = replace(request, settings=saved)
         # A callback may change the current folder.
-        out = Path(out).absolute()
+        out = as_path(out, "runs/mine").absolute()
         if resume and RunFolder(out).is_run:
             resumed = "previous" if resume == "previous" else "latest"
         elif resume and not out.exists():
@@ -317,7 +319,7 @@ def carry_out(
         Stopped: A signal came; the run in `out` is saved and can be continued.
         UsageError: Parts of the request contradict each other.
     """
-    _check(request)
+    check_request(request)
     if out is None:
         growth = GrowthLoop(request)
         with watch(growth) as show:
@@ -360,51 +362,17 @@ def carry_out(
     raise Stopped(run.folder.path, noted[0], run.saved_epoch)
 
 
-def _check(request: GrowRequest) -> None:
-    """Refuse arguments that contradict each other, before any data is read."""
-    every, known = request.scheduler_every, get_args(SchedulerEvery)
-    if every not in known:
-        raise unknown_name("scheduler_every", every, known)
-    if request.config.budget is not None and every == "batch":
-        raise UsageError(
-            "scheduler_every='batch' needs to know how many steps the run has, which a budget "
-            "leaves open; step the scheduler every epoch: epochs are equal shares of the budget"
-        )
-    if request.scheduler is None and every != "epoch":
-        raise UsageError(f"scheduler_every={every!r} needs a scheduler; give scheduler=... too")
-    config, deepen = request.config, request.config.deepen
-    if deepen is None:
-        return
-    for_seeds = {
-        "slots": request.slots != AUTO,
-        "axes": request.axes is not None,
-        "controller": request.controller not in (DEFAULT_CONTROLLER, "wait"),
-        "max_growth": bool(config.garden.max_growth),
-        "max_added_flops": bool(config.garden.max_added_flops),
-        "max_seeds": bool(config.garden.lifecycle.rules.max_seeds),
-    }
-    if given := [name for name, is_given in for_seeds.items() if is_given]:
-        hint = "deepen={'controller': ...}" if given == ["controller"] else "leave it out"
-        raise UsageError(
-            f"{given[0]} is for seeds, and deepen grows none ({hint}); to grow seeds afterwards, "
-            "write esper.grow(grown.model, slots=...)"
-        )
-    if config.twin and deepen.weights is not None:
-        raise UsageError(
-            "the twin of a deepened network starts from the model's own weights, but deepen gives "
-            "other ones; leave out twin"
-        )
-
-
 def _warn_at_end(grown: Grown) -> Grown:
     """Warn if the network did not learn or grow, or if a static one would likely do as well."""
     history, chance = grown.history, grown.summary.chance_loss
     why = [*grown.why, *filter(None, [grown.static_warning])]
     not_learned = why_not_learned(history, chance)
+    trains = grown.summary.parameters_before > 0
     if grown.summary.controller == "wait":
-        why = [not_learned] if not_learned else []
-    if why_not_learning(history, chance, int(grown.config.to_mapping()["epochs"])):
-        # A warning has said so early in the run.
+        # A warning has said at the start that nothing trains.
+        why = [not_learned] if not_learned and trains else []
+    if trains and why_not_learning(history, chance, int(grown.config.to_mapping()["epochs"])):
+        # A warning has said so early in the run; of a frozen host it says nothing there.
         why = [line for line in why if line != not_learned]
     if why:
         warn(" ".join(why))

@@ -38,8 +38,15 @@ from esper.leyline.reasons import (
     format_stacks,
     is_loss,
 )
-from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary, SizeRecord, best_by_size
-from esper.utils.files import atomic_write_bytes
+from esper.leyline.records import (
+    EpochRecord,
+    ModuleRecord,
+    RunSummary,
+    SizeRecord,
+    best_by_size,
+    removed_later,
+)
+from esper.utils.files import as_path, atomic_write_bytes
 from esper.utils.process import software_versions
 
 # ---- The parts of a host, in the order in which they are called
@@ -123,11 +130,11 @@ def check_format(kind: str) -> None:
 
 def export_garden(garden: Garden, example: Any, path: str | Path) -> Path:
     """Write a garden in eval mode, for any batch size, as the path's suffix says."""
-    kind = Path(path).suffix.removeprefix(".")
+    path = as_path(path, "grown.pt2")
+    kind = path.suffix.removeprefix(".")
     if kind not in get_args(Format):
         raise UsageError(f"{str(path)!r} has no known suffix; use .onnx or .pt2")
     check_format(kind)
-    path = Path(path)
     axis = garden.batch_axis
     size = axis_size(example, axis)
     which = tensors_along(example, axis, size)
@@ -227,7 +234,8 @@ class Grown:
     example_input: Any
     """One batch of inputs of the network."""
     why: tuple[str, ...]
-    """Why the network did not learn, or did not grow, or not completely; one sentence each."""
+    """Why the network did not learn, or did not grow, or not completely, and which of its seeds
+    were pruned after the epoch that is kept; one sentence each."""
     static_warning: str
     """Warning that a static network of the same size is likely to do as well; usually empty."""
     val_gain: Estimate | None = None
@@ -241,11 +249,16 @@ class Grown:
     def __repr__(self) -> str:
         """Return the outcome in one line."""
         summary = self.summary
-        kept = [
-            f"{seed.blueprint} at {seed.slot}{' (blending)' if seed.fate == 'blending' else ''}"
-            for seed in summary.seeds
-            if seed.fate not in ("pruned", "dropped")
-        ]
+        kept = []
+        pruned = {
+            (seed.slot, seed.germinated): f" (pruned at epoch {seed.ended})"
+            for seed in removed_later(self.history, summary.kept_epoch)
+        }
+        for seed in summary.seeds:
+            if seed.fate not in ("pruned", "dropped"):
+                state = " (blending)" if seed.fate == "blending" else ""
+                state = pruned.get((seed.slot, seed.germinated), state)
+                kept.append(f"{seed.blueprint} at {seed.slot}{state}")
         size = _change(summary.parameters_before, summary.parameters_after)
         cost = _change(summary.flops_before, summary.flops_after)
         grew = ", ".join(kept) or "nothing"
@@ -323,6 +336,7 @@ class Grown:
         """Write one self-contained HTML page about the run and return its path."""
         from esper.nissa.report import render_report, write_report
 
+        place = as_path(path, "report.html")
         line = shlex.join(sys.argv) if command is None else command
         page = render_report(
             self.history,
@@ -336,8 +350,8 @@ class Grown:
                 for slot, found in self.contributions.leave_one_out.items()
             },
         )
-        write_report(Path(path), page)
-        return Path(path)
+        write_report(place, page)
+        return place
 
     def plot(self, path: str | Path | None = None) -> Picture:
         """Draw the validation scores of network and twin by epoch, and when what grew.

@@ -23,7 +23,7 @@ from esper.leyline.records import (
     StackRecord,
     best_by_size,
 )
-from esper.utils.files import atomic_write_bytes
+from esper.utils.files import as_path, atomic_write_bytes
 
 # ---- The picture
 
@@ -46,7 +46,7 @@ class Picture:
 
     def save(self, path: str | Path) -> Path:
         """Write the picture as `.svg` or `.html`; return the path."""
-        path = Path(path)
+        path = as_path(path, "growth.svg")
         kind = path.suffix.lower()
         if kind == ".html":
             title = html.escape(self.title)

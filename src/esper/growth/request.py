@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames
 from esper.kasmina.state import SlotState
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
-from esper.leyline.errors import ConfigError
+from esper.leyline.errors import ConfigError, UsageError, unknown_name
 from esper.nissa.recorded import RunInputs
 from esper.utils.settings import SettingChanges, changed_settings
 
@@ -52,6 +52,10 @@ CHANGEABLE = (
     "growth.gardener.ablate_every",
 )
 """Settings that may change when a growing run is continued."""
+
+
+_MOST_NAMED = 3
+"""Most settings that an error lists beside the first."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,10 +128,54 @@ class GrowRequest:
     def changes_since(self, saved: Mapping[str, Any]) -> SettingChanges:
         """Return the settings that changed; refuse those that must not."""
         changed = changed_settings(saved, self.settings)
-        for key, (was, now) in changed.items():
-            if key not in CHANGEABLE:
-                raise ConfigError(
-                    f"{key} is {was!r} in this run and cannot become {now!r}; start a new run, or "
-                    f"change only {', '.join(CHANGEABLE)}"
-                )
+        refused = [key for key in changed if key not in CHANGEABLE]
+        if refused:
+            key, *others = refused
+            was, now = changed[key]
+            more = ""
+            if others:
+                named = ", ".join(others[:_MOST_NAMED])
+                more = f" (and {len(others)} more that may not change: {named}"
+                more += ", …)" if len(others) > _MOST_NAMED else ")"
+            raise ConfigError(
+                f"{key} is {was!r} in this run and cannot become {now!r}{more}; start a new "
+                "run, or leave it as it is (the page Settings lists the "
+                f"{len(CHANGEABLE)} settings that may change)"
+            )
         return SettingChanges(changed)
+
+
+def check_request(request: GrowRequest) -> None:
+    """Refuse arguments that contradict each other, before any data is read."""
+    every, known = request.scheduler_every, get_args(SchedulerEvery)
+    if every not in known:
+        raise unknown_name("scheduler_every", every, known)
+    if request.config.budget is not None and every == "batch":
+        raise UsageError(
+            "scheduler_every='batch' needs to know how many steps the run has, which a budget "
+            "leaves open; step the scheduler every epoch: epochs are equal shares of the budget"
+        )
+    if request.scheduler is None and every != "epoch":
+        raise UsageError(f"scheduler_every={every!r} needs a scheduler; give scheduler=... too")
+    config, deepen = request.config, request.config.deepen
+    if deepen is None:
+        return
+    for_seeds = {
+        "slots": request.slots != AUTO,
+        "axes": request.axes is not None,
+        "controller": request.controller not in (DEFAULT_CONTROLLER, "wait"),
+        "max_growth": bool(config.garden.max_growth),
+        "max_added_flops": bool(config.garden.max_added_flops),
+        "max_seeds": bool(config.garden.lifecycle.rules.max_seeds),
+    }
+    if given := [name for name, is_given in for_seeds.items() if is_given]:
+        hint = "deepen={'controller': ...}" if given == ["controller"] else "leave it out"
+        raise UsageError(
+            f"{given[0]} is for seeds, and deepen grows none ({hint}); to grow seeds afterwards, "
+            "write esper.grow(grown.model, slots=...)"
+        )
+    if config.twin and deepen.weights is not None:
+        raise UsageError(
+            "the twin of a deepened network starts from the model's own weights, but deepen gives "
+            "other ones; leave out twin"
+        )

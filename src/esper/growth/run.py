@@ -20,11 +20,10 @@ from esper.growth.batches import (
     DeviceBatches,
     MakeOptimizer,
     Windows,
-    check_batches,
+    check_data,
     count_steps,
     device_of,
     explaining,
-    first_batch,
     generators_of,
     is_empty,
     optimizer_maker,
@@ -45,7 +44,12 @@ from esper.growth.schedules import check_schedule, scheduler_maker
 from esper.growth.snapshots import KeptNetworks, Recipe, Snapshot
 from esper.growth.static import StaticGardener, paired_difference
 from esper.kasmina.contribution import values_in_points
-from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions, moving_norms
+from esper.kasmina.evaluation import (
+    BatchEvaluator,
+    empty_set,
+    evaluate_contributions,
+    moving_norms,
+)
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import slot_groups
 from esper.kasmina.recalibration import (
@@ -80,10 +84,7 @@ class GrowthLoop:
         self._calibration_batches = getattr(train, "calibration_batches", None)
         if config.decide_every:
             train = Windows(train, config.decide_every)
-        for which, batches in (("train", train), ("val", request.val), ("test", request.test)):
-            if batches is not None or which != "test":
-                check_batches(which, batches)
-        batch = first_batch(request.val)
+        batch = check_data(train, request.val, request.test)
         judged = find_criterion(model, request.loss, batch, self.device)
         config = config.replace(gardener=config.gardener.with_task_facts(**judged.facts))
         self.config = config
@@ -472,7 +473,7 @@ class GrowthLoop:
     def _stop_early(self, done: int) -> None:
         """End a run whose iterator is exhausted; refuse one that was empty from the start."""
         if not done:
-            raise UsageError("the training set is empty; give it at least one batch")
+            raise UsageError(empty_set("training"))
         self._is_exhausted = True
         warn(
             f"the training data ended after {done} of {self.config.epochs} decisions "

@@ -153,6 +153,11 @@ class FunctionEvaluator:
         return losses, torch.stack(correct) if correct else None
 
 
+def empty_set(name: str) -> str:
+    """Return the message about a set of batches without any sample."""
+    return f"the {name} set is empty; give it at least one batch"
+
+
 class BatchEvaluator:
     """Batches in a fixed order with a per-sample objective: all configurations in shared passes."""
 
@@ -177,6 +182,11 @@ class BatchEvaluator:
         self._problems: dict[tuple[type, tuple[str, ...]], str] = {}
 
     @property
+    def name(self) -> str:
+        """Name of the batches in errors."""
+        return "validation"
+
+    @property
     def problem(self) -> str | None:
         """Why some configurations did not share their passes; None while all do.
 
@@ -193,7 +203,7 @@ class BatchEvaluator:
                 for inputs, targets in self._batches
             ]
         if not any(loss.numel() for loss, _ in found):
-            raise UsageError("the validation set is empty; give it at least one batch")
+            raise UsageError(empty_set(self.name))
         return joined(found, 1)
 
     def _measure_batch(

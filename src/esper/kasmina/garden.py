@@ -43,7 +43,7 @@ from esper.kasmina.wrapping import (
     watch,
 )
 from esper.leyline.actions import Command, LifecycleOp
-from esper.leyline.config import check_value
+from esper.leyline.config import check_config, check_value
 from esper.leyline.errors import CheckpointError, SlotError, UsageError, instead, reason_of
 from esper.leyline.stages import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
 from esper.utils.manifest import restoring
@@ -89,7 +89,7 @@ class Garden(nn.Module):
         """Where the slots are; for another garden around a model of the same making."""
         self.batch_axis = slots.batch_axis
         """The axis of the model's inputs that holds the samples."""
-        self.config = config or GardenConfig()
+        self.config = check_config(config, GardenConfig)
         self.model = model
         self.host_flops = slots.host_flops
         """Operations of one sample's forward pass through the model alone."""
@@ -228,6 +228,7 @@ class Garden(nn.Module):
         index = self._index(slot)
         if immediate is None:
             immediate = bool(self.table.immediate[index, chosen.id])
+        check_value("immediate", immediate, bool)
         check_immediate(chosen, self.placed.slots[index].topology, how, immediate)
         command = make_command(
             LifecycleOp.GERMINATE,

@@ -21,6 +21,7 @@ from esper.kasmina.slots.placement import Holder, Placement
 from esper.kasmina.wrapping import disconnect
 from esper.leyline.errors import SlotError, reason_of
 from esper.leyline.slots import AXES
+from esper.utils.files import as_path
 from esper.utils.manifest import restoring
 from esper.utils.storage import load_tree, save_tree
 
@@ -223,11 +224,13 @@ VERSION = 4
 
 def save_garden(state: Mapping[str, Any], folder: str | Path, meta: Mapping[str, Any]) -> None:
     """Write a garden's weights and lifecycle, its `state_dict`, into a folder."""
-    save_tree(Path(folder), {"garden": dict(state)}, kind=KIND, version=VERSION, meta=meta)
+    place = as_path(folder, "grown")
+    save_tree(place, {"garden": dict(state)}, kind=KIND, version=VERSION, meta=meta)
 
 
 def read_garden(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (state_dict, meta) of a saved garden after checking it."""
-    tree, meta = load_tree(Path(folder), kind=KIND, version=VERSION)
-    with restoring(Path(folder)):
+    place = as_path(folder, "grown")
+    tree, meta = load_tree(place, kind=KIND, version=VERSION)
+    with restoring(place):
         return dict(tree["garden"]), meta

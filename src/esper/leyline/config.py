@@ -21,6 +21,9 @@ from esper.leyline.errors import ConfigError, instead, nearest
 
 C = TypeVar("C", bound="Config")
 
+_LONGEST = 80
+"""Most characters of a user's values that are shown in an error."""
+
 
 def option(
     default: Any = dataclasses.MISSING,
@@ -102,6 +105,22 @@ def check_value(name: str, value: Any, kind: type, **limits: float) -> None:
         limits: `minimum`, `maximum` or `above`, as in `option`.
     """
     _check_range(name, _check(name, value, kind), limits)
+
+
+def check_config(config: object, kind: type[C]) -> C:
+    """Return a configuration, or that of all defaults for None; refuse anything else."""
+    if isinstance(config, kind):
+        return config
+    if config is None:
+        return kind()
+    given = ""
+    if isinstance(config, Mapping):
+        given = ", ".join(f"{name}={value!r}" for name, value in config.items())
+    shown = given if given and len(given) <= _LONGEST else "..."
+    raise ConfigError(
+        f"config must be a {kind.__name__}, got {type(config).__name__}; write "
+        f"config={kind.__name__}({shown})"
+    )
 
 
 def is_debugging() -> bool:

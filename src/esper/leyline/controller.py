@@ -150,10 +150,14 @@ class ControllerContext:
                 f"got {len(self.blueprint_kinds)}"
             )
 
+    def is_immediate(self, slot: int, blueprint: int) -> bool:
+        """Return whether a new seed there is at full amplitude from the first step."""
+        known = self.immediate[slot] if self.immediate else ()
+        return blueprint < len(known) and known[blueprint]
+
     def inert_epochs_of(self, slot: int, blueprint: int) -> int:
         """Return the epochs before a new seed there takes part in the network's outputs."""
-        known = self.immediate[slot] if self.immediate else ()
-        return 0 if blueprint < len(known) and known[blueprint] else self.inert_epochs
+        return 0 if self.is_immediate(slot, blueprint) else self.inert_epochs
 
     def find_blueprints(self, names: Sequence[str]) -> list[int]:
         """Return the ids of blueprints by name, or raise if one is not known."""

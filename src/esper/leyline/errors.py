@@ -82,6 +82,10 @@ class EsperWarning(UserWarning):
 
 
 _MOST_NAMED = 50
+_FEW = 8
+"""Most names of which all are shown where there may be hundreds."""
+_ALIKE = 0.6
+"""Least similarity of two names, from 0 to 1, for one to be suggested in place of the other."""
 
 _SKIPPED_PACKAGES = ("esper", "torch", "contextlib")
 """Packages between the user's line and the call of `warn`."""
@@ -104,7 +108,7 @@ def reason_of(error: object) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ", did you mean 'x'?" for the closest known name, or an empty string."""
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=_ALIKE)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
@@ -113,6 +117,17 @@ def instead(name: object, known: Iterable[str], intro: str = "known:") -> str:
     names = list(known)
     shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
     return f"{nearest(str(name), names) or ';'} {intro} {shown or 'none'}"
+
+
+def nearest_few(name: str, known: Iterable[str]) -> str:
+    """Return all of a few names, of many the closest, and how many others there are."""
+    names = list(known)
+    if len(names) <= _FEW:
+        return ", ".join(names) or "none"
+    count = _FEW // 2
+    close = difflib.get_close_matches(str(name), names, n=count, cutoff=_ALIKE / 2)
+    shown = close or names[:count]
+    return f"{', '.join(shown)} and {len(names) - len(shown)} more"
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

@@ -18,6 +18,7 @@ from esper.leyline.records import (
     SlotRecord,
     StackRecord,
     kept_record,
+    removed_later,
     seeds_at_end,
     stacks_at_end,
 )
@@ -67,6 +68,8 @@ _PRUNED = (
     "name other slots (esper.suggest_slots), or let another controller decide, unless the network "
     "has all it needs"
 )
+_MOST_REASONS = 2
+"""Most reasons to wait that are named."""
 _BLENDED = 0.9
 """Share of its amplitude from which a seed counts as blended in."""
 
@@ -92,7 +95,8 @@ def why_not_grown(
 ) -> tuple[str, ...]:
     """Return sentences on why a network has not learned, not grown, or not finished growing.
 
-    There are none if something grew and no seed is half blended in.
+    There are none if something grew, no seed is half blended in, and none that is part of the
+    network was pruned later.
 
     Args:
         history: all epochs of a finished run.
@@ -111,7 +115,7 @@ def why_not_grown(
     idle = [s for s in seeds if s.fate == "dropped" and s.has_no_effect and s.slot in held]
     not_learned = why_not_learned(history, chance_loss)
     no_effect = [
-        f"{_named(seed)} made no difference (a contribution of 0 ± 0 points), and was dropped."
+        f"{_named(seed)} made no difference (a contribution of 0 ± 0), and was dropped."
         for seed in idle
     ]
     not_grown = _why_not_grown(history, seeds, idle, kept_epoch, stopped)
@@ -154,7 +158,8 @@ def _why_not_grown(
 ) -> tuple[str, ...]:
     early = _stopped_lines(history[-1], stopped) if stopped else ()
     if is_grown(seeds):
-        return (*early, *_unfinished_lines(history, kept_epoch))
+        removed = _removed_lines(history, kept_epoch)
+        return (*early, *removed, *_unfinished_lines(history, kept_epoch))
     later = [seed for seed in seeds_at_end(history) if seed.fate not in ("pruned", "dropped")]
     if later:
         names = ", ".join(f"the {seed.blueprint} at {seed.slot}" for seed in later)
@@ -164,23 +169,35 @@ def _why_not_grown(
             f"{history[-1].epoch}."
         )
         return (*early, not_kept)
-    lines = [*early, _waiting_line(history)]
     pruned = [seed for seed in seeds if seed.fate == "pruned"]
-    for seed in pruned:
-        reason = _reason_of_prune(seed, history)
-        lines.append(f"{_named(seed)} was pruned at epoch {seed.ended}{reason}.")
     dropped = [seed for seed in seeds if seed.fate == "dropped" and seed not in idle]
-    for seed in dropped:
-        lines.append(
-            f"{_named(seed)}, germinated at epoch {seed.germinated}, was not yet blended in "
-            f"when the run ended, and was dropped{_refusals(seed, history)}."
-        )
+    lines = list(early)
+    if pruned or dropped:
+        lines.append(_tried_line(pruned, dropped, history))
+    elif not idle:
+        lines.append(_waiting_line(history))
     advice = _advice(history)
     if dropped:
         advice = ADVICE[Why.DEVELOPING]
     elif pruned or idle:
         advice = _PRUNED
     return (*lines, f"{_CHANGE} {advice}.") if advice else tuple(lines)
+
+
+def _removed_lines(history: Sequence[EpochRecord], kept_epoch: int | None) -> tuple[str, ...]:
+    """Return which seeds of the network that is kept were pruned after its epoch was measured."""
+    kept, last = kept_record(history, kept_epoch), history[-1]
+    is_last = kept.epoch == last.epoch
+    which = "the last" if is_last else "the best validated"
+    advice = f"; keep='last' returns that of epoch {last.epoch} without it"
+    advice += f" ({format_score(last.val_score)})"
+    return tuple(
+        f"The returned network is that of epoch {kept.epoch}, {which} "
+        f"({format_score(kept.val_score)}), and holds the {seed.blueprint} at {seed.slot} "
+        f"({seed.parameters:,} parameters), which was pruned at epoch {seed.ended}"
+        f"{_reason_of_prune(seed, history)}{'' if is_last else advice}."
+        for seed in removed_later(history, kept_epoch)
+    )
 
 
 def _unfinished_lines(history: Sequence[EpochRecord], kept_epoch: int | None) -> tuple[str, ...]:
@@ -218,6 +235,23 @@ def _is_half_blended(slot: SlotRecord) -> bool:
     return slot.alpha < _BLENDED * slot.alpha_target
 
 
+def _tried_line(
+    pruned: Sequence[SeedRecord], dropped: Sequence[SeedRecord], history: Sequence[EpochRecord]
+) -> str:
+    """Return what became of the last seed that was tried, and how many were before."""
+    count = len(pruned) + len(dropped)
+    seed = (*pruned, *dropped)[-1]
+    last = f"{count} seeds were tried, and the last, " if count > 1 else ""
+    what = f"Nothing grew: {last}the {seed.blueprint} at {seed.slot},"
+    if dropped:
+        return (
+            f"{what} germinated at epoch {seed.germinated}, was not yet blended in when the run "
+            f"ended, and was dropped{_refusals(seed, history)}."
+        )
+    what = what if last else what.removesuffix(",")
+    return f"{what} was pruned at epoch {seed.ended}{_reason_of_prune(seed, history)}."
+
+
 def _waiting_line(history: Sequence[EpochRecord]) -> str:
     """Return how often the controller waited, and why."""
     decisions = [record.decision for record in history if record.decision is not None]
@@ -232,11 +266,17 @@ def _waiting_line(history: Sequence[EpochRecord]) -> str:
             "decision; train for more epochs."
         )
     line = f"Nothing grew: the controller waited in {waited} of {len(decisions)} decisions"
+    # Figures are those of the most frequent reason; the rarest reasons are left out.
     reasons = [
-        f"{count} because {last[why].replace(' (', ' (at last: ' if count > 1 else ' (')}"
-        for why, count in counts.most_common()
+        f"{count} because {why if rank else _with_figures(last[why], count)}"
+        for rank, (why, count) in enumerate(counts.most_common(_MOST_REASONS))
     ]
     return f"{line}: {', '.join(reasons)}." if reasons else f"{line}."
+
+
+def _with_figures(reason: str, count: int) -> str:
+    """Return a reason; if it was given several times, its figures are called the last ones."""
+    return reason.replace(" (", " (at last: ", 1) if count > 1 else reason
 
 
 def _reason_of_prune(seed: SeedRecord, history: Sequence[EpochRecord]) -> str:

@@ -374,6 +374,33 @@ def seeds_at_end(
     )
 
 
+def removed_later(
+    history: Sequence[EpochRecord], kept_epoch: int | None = None
+) -> tuple[SeedRecord, ...]:
+    """Return the seeds of the network that is kept which the run removed afterwards, as pruned.
+
+    Args:
+        history: all epochs of the run.
+        kept_epoch: the epoch whose network is kept; the last by default.
+    """
+    last = history[-1]
+    pruned = {
+        decision.slot
+        for decision in last.decisions
+        if decision.op == "PRUNE" and decision.outcome == "done"
+    }
+    found = []
+    for then, now in zip(seeds_at_end(history, kept_epoch), seed_records(history), strict=True):
+        if then.fate in ("pruned", "dropped"):
+            continue
+        if now.fate == "pruned":
+            found.append(now)
+        elif now.slot in pruned and now.fate != "fossilized":
+            # The run stopped before an epoch without the seed was measured.
+            found.append(dataclasses.replace(now, fate="pruned", ended=last.epoch))
+    return tuple(found)
+
+
 def kept_record(history: Sequence[EpochRecord], kept_epoch: int | None = None) -> EpochRecord:
     """Return the record of the epoch whose network is kept, or the last one before it."""
     past = [one for one in history if kept_epoch is None or one.epoch <= kept_epoch]

@@ -24,7 +24,7 @@ from typing import BinaryIO, TypeVar
 
 from filelock import FileLock, Timeout, lock_descriptor
 
-from esper.leyline.errors import CheckpointError
+from esper.leyline.errors import CheckpointError, UsageError
 
 T = TypeVar("T")
 
@@ -43,6 +43,13 @@ _ADVICE = {
 
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+
+
+def as_path(path: object, example: str) -> Path:
+    """Return a path that a user gave; refuse anything else, with an example of one."""
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"a path is a string such as {example!r}, got {path!r}")
+    return Path(path)
 
 
 def _link_error(path: Path) -> CheckpointError:

@@ -117,6 +117,18 @@ def test_suggestions_are_slots_and_say_what_they_are() -> None:
     assert [slot.path for slot in placed.slots] == list(found)
 
 
+def test_a_model_without_a_hidden_layer_is_told_what_to_write() -> None:
+    model, example = nn.Sequential(nn.Flatten(), nn.Linear(36, 10)), torch.randn(2, 6, 6)
+    words = (
+        "no slot can be suggested for this Sequential: none of .*; give it a hidden layer, as in "
+    )
+    with pytest.raises(SlotError, match=words) as told:
+        esper.suggest_slots(model, example)
+    line = str(told.value).partition("as in ")[2]
+    better = eval(line, {"nn": nn, "inputs": 36, "classes": 10})
+    assert list(esper.suggest_slots(better, example)) == ["2"]
+
+
 def test_what_cannot_hold_a_slot_is_named_with_its_reason() -> None:
     class Mapped(nn.Module):
         def __init__(self) -> None:

@@ -69,6 +69,28 @@ class TestGermination:
     def test_at_once_in_a_frozen_host(self) -> None:
         assert Scene(epoch=1, is_frozen=True).op(rule()) == GERMINATE
 
+    def test_in_a_frozen_host_of_what_can_be_immediate_first(self) -> None:
+        known = tuple(name in ("bottleneck", "norm", "mlp") for name in CONTEXT.blueprint_names)
+        none = (False,) * len(known)
+        controller = TrialController(replace(CONTEXT, immediate=(known, none, known)))
+        controller.reset(1, "cpu")
+
+        def next_seed(**options: object) -> tuple[int, str]:
+            action = Scene(**options).act(controller)  # type: ignore[arg-type]
+            return int(action["slot"]), CONTEXT.blueprint_names[int(action["blueprint"])]
+
+        # Not the middle slot, where nothing can be immediate.
+        assert next_seed(is_frozen=True) == (0, "bottleneck")
+        assert next_seed(is_frozen=True, fitting=("norm", "conv_light")) == (0, "norm")
+        assert next_seed(is_frozen=True, fitting=("conv_light",)) == (1, "conv_light")
+        # A blueprint of the rule's own list that can be immediate is enough.
+        assert next_seed(is_frozen=True, topology="sequence") == (0, "mlp")
+        assert next_seed(is_frozen=True, topology="sequence", fitting=("norm",)) == (0, "norm")
+        assert next_seed() == (1, "conv_heavy")
+        # Such seeds start slowly.
+        assert next_seed(is_frozen=True, epoch=1, horizon=15) == (1, "conv_heavy")
+        assert next_seed(is_frozen=True, epoch=1, horizon=16) == (0, "bottleneck")
+
     @pytest.mark.parametrize("stage", COOLDOWN_STAGES)
     def test_not_while_a_slot_cools_down(self, stage: SeedStage) -> None:
         assert Scene(slots=[Slot(), Slot(stage=stage)]).op(rule()) == WAIT
@@ -110,11 +132,24 @@ class TestJudging:
         assert held(contribution=0.0, age=age).op(controller) == op
         assert held(contribution=2.0, age=age).op(controller) == FOSSILIZE
 
+    @pytest.mark.parametrize(("age", "op"), [(4, WAIT), (14, WAIT), (15, PRUNE)])
+    def test_short_runs_leave_seeds_in_a_frozen_host_as_much_time(
+        self, age: int, op: LifecycleOp
+    ) -> None:
+        scene = held(contribution=0.0, age=age)
+        scene.horizon, scene.is_frozen = 20, True
+        assert scene.op(rule()) == op
+        scene.is_frozen = False
+        assert scene.op(rule()) == (WAIT if age < 5 else PRUNE)
+
     @pytest.mark.parametrize(("score", "op"), [(-1.0, FOSSILIZE), (-100.0, PRUNE)])
     def test_losses_count_as_shares_of_themselves(self, score: float, op: LifecycleOp) -> None:
         scene = held(contribution=0.02)
         scene.score = score
-        assert scene.op(rule()) == op
+        controller = rule()
+        assert scene.op(controller) == op
+        if op == PRUNE:
+            assert "(+0.02 ± 0.00 % of the loss)" in controller.reasons()[0]
 
     def test_it_waits_for_an_ablation_at_full_amplitude(self) -> None:
         controller = rule(measurement_epochs=4)

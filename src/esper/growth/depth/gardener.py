@@ -104,10 +104,12 @@ def _describe_unreadable(source: str, error: Exception) -> str:
             f"{source} holds a {found[1]}, and only weights are read; write "
             "torch.save(model.state_dict(), FILE)"
         )
-    reason = reason_of(error)[:_LONGEST]
+    # Readers of bytes report whatever they stumble over; only the system's errors say more.
+    reason = reason_of(error)[:_LONGEST] if isinstance(error, OSError) else ""
+    reason = reason or f"its {Path(source).stat().st_size:,} bytes cannot be read"
     return (
-        f"{source} is damaged or holds no weights ({reason}); give a run folder, or a file of "
-        "model.state_dict() by torch.save or safetensors"
+        f"{source} is damaged or holds no weights ({reason}); give a run folder, or write the file "
+        "again by torch.save(model.state_dict(), FILE)"
     )
 
 

@@ -26,7 +26,7 @@ from esper.kasmina.slots.probe import (
     shrinking_axes,
 )
 from esper.kasmina.slots.symmetry import find_symmetries
-from esper.leyline.errors import SlotError, UsageError, instead, warn
+from esper.leyline.errors import SlotError, UsageError, instead, nearest, nearest_few, warn
 from esper.leyline.records import Plain
 from esper.leyline.slots import AXES, RANKS, Axes, AxesName, Symmetry, Topology, parse_axes
 
@@ -406,7 +406,10 @@ def _expand(entry: Any, model: nn.Module | None) -> list[str]:
     names = [name for name, _ in model.named_modules() if name]
     found = [name for name in names if matches(name, entry)]
     if not found:
-        raise SlotError(f"no submodule matches {entry!r}{instead(entry, names, 'the model has:')}")
+        raise SlotError(
+            f"no submodule matches {entry!r}{nearest(entry, names) or ';'} the model has: "
+            f"{nearest_few(entry, names)}; esper.suggest_slots(model, example) finds good ones"
+        )
     return found
 
 
@@ -449,10 +452,9 @@ def _find(model: nn.Module, path: str) -> nn.Module:
             raise AttributeError
         return model.get_submodule(path)
     except AttributeError:
-        hint = instead(path, known, "it has:")
         raise SlotError(
-            f"the model has no submodule {path!r}{hint}; esper.suggest_slots(model, example) "
-            "finds good ones"
+            f"the model has no submodule {path!r}{nearest(path, known) or ';'} it has: "
+            f"{nearest_few(path, known)}; esper.suggest_slots(model, example) finds good ones"
         ) from None
 
 

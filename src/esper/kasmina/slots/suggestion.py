@@ -243,7 +243,11 @@ def _why_none(seen: Seen) -> str:
             output_shape(path, outputs)
         except SlotError as error:
             return str(error)
-    return "none of its submodules returns an activation before the output"
+    return (
+        "none of its submodules returns an activation before the output; give it a hidden "
+        "layer, as in nn.Sequential(nn.Flatten(), nn.Linear(inputs, 64), nn.ReLU(), "
+        "nn.Linear(64, classes))"
+    )
 
 
 def _is_answer(answer: Tensor, output: Tensor, *, is_last: bool) -> bool:

@@ -37,6 +37,7 @@ from esper.tamiyo.controllers.registry import (
     describe_waiting,
     read_settings,
     register_controller,
+    unit_of,
 )
 
 
@@ -206,7 +207,8 @@ class HeuristicController(RowController[RowMemory]):
             return self._judge(row, slot, memory)
         if self._does_harm(row, slot, memory):
             lost = self._points(row.score - memory.seeds[slot].stage_score, slot, memory)
-            why = f"{Why.HARM} ({lost:+.2f} points in {row.epochs_in_stage[slot]} epochs)"
+            change = f"{lost:+.2f} {unit_of(row.score)}"
+            why = f"{Why.HARM} ({change} in {row.epochs_in_stage[slot]} epochs)"
             return self._prune(row, slot, memory, why)
         if stage == SeedStage.BLENDING and not row.is_fully_blended(slot):
             return WAIT, describe_waiting(row, slot)
@@ -305,11 +307,11 @@ class HeuristicController(RowController[RowMemory]):
             return WAIT, describe_waiting(row, slot)
         if is_ransom:
             why = (
-                f"{Why.RANSOM} (it contributes {contribution:+.2f} points, and the score changed "
-                f"by {improvement:+.2f} since it was germinated)"
+                f"{Why.RANSOM} (it contributes {contribution:+.2f} {unit_of(row.score)}, and the "
+                f"score changed by {improvement:+.2f} since it was germinated)"
             )
             return self._prune(row, slot, memory, why)
-        worth = f"{Why.WORTHLESS} ({value:+.2f} points)"
+        worth = f"{Why.WORTHLESS} ({value:+.2f} {unit_of(row.score)})"
         return self._prune(row, slot, memory, worth)
 
     def _prune(self, row: RowView, slot: int, memory: RowMemory, why: str) -> Verdict:

@@ -263,6 +263,12 @@ def check_rows(who: str, known: int, signals: Signals) -> None:
 LOSS_POINTS = 100.0
 """Points of the whole loss, where scores are negative losses: 1 % of it counts as one point."""
 
+
+def unit_of(score: float) -> str:
+    """Return the unit of contributions beside a score: points, or a share of the loss."""
+    return "points" if score >= 0 else "% of the loss"
+
+
 Verdict: TypeAlias = tuple[Choice, str]
 """A choice and the reason for it; the reason may be empty."""
 

@@ -3,13 +3,15 @@
 It needs no plateau and no knowledge of the network. The first seed is germinated early enough to
 train with the network, in the slot nearest the middle. A seed is kept if the validation score would
 fall without it, and pruned otherwise. In a frozen host only seeds can learn: there the first is
-germinated at once, any gain is enough, and their number is not limited.
+germinated at once, seeds that start as the identity come first and learn from the loss itself, any
+gain is enough, and the number of seeds is not limited.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.config import Config, option
@@ -28,6 +30,7 @@ from esper.tamiyo.controllers.registry import (
     describe_waiting,
     read_settings,
     register_controller,
+    unit_of,
 )
 
 
@@ -48,6 +51,12 @@ class TrialConfig(Config):
         ("conv_heavy", "mlp", "conv_light", "mlp_small", "lora"),
         "What is put on trial: the first that fits the slot and was not pruned there.",
     )
+    identities: tuple[str, ...] = option(
+        ("bottleneck", "norm"),
+        "What is put on trial first in a frozen host, where none of `blueprints` starts as the "
+        "identity in the slot: such seeds are at full amplitude from their first step. Not in runs "
+        "of `frozen_learning_epochs` or fewer.",
+    )
     keep_above: float = option(0.5, "A seed that contributes more than these points is kept.")
     errors: float = option(
         2.0, "Standard errors by which its contribution must be above 0 as well.", minimum=0.0
@@ -56,6 +65,11 @@ class TrialConfig(Config):
         15,
         "Epochs a seed lives at least before it is pruned; one at full amplitude from its first "
         "step is measured earlier than it can learn.",
+        minimum=0,
+    )
+    frozen_learning_epochs: int = option(
+        15,
+        "The same in a frozen host, where only seeds learn; short runs do not shorten it.",
         minimum=0,
     )
     measurement_epochs: int = option(
@@ -81,7 +95,8 @@ class TrialController(RowController[_Memory]):
         super().__init__()
         self.config = config or TrialConfig()
         self._blueprints = context.find_blueprints(self.config.blueprints)
-        self._inert_epochs_of = context.inert_epochs_of
+        self._identities = context.find_blueprints(self.config.identities)
+        self._context = context
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> TrialController:
@@ -114,19 +129,39 @@ class TrialController(RowController[_Memory]):
             return WAIT, describe_resting(row)
         if kept >= config.seeds and not is_frozen:
             return WAIT, f"{Why.FULL} (this rule keeps {kept})"
+        # A seed that starts as the identity starts slowly too, so a very short run does without.
+        at_once = is_frozen and row.horizon > config.frozen_learning_epochs
         fitting = [
             (slot, blueprint)
             for slot in middle_first(len(row.stage))
             if row.legal[LifecycleOp.GERMINATE][slot]
-            for blueprint in self._blueprints
-            if row.fits[slot][blueprint] and [slot, blueprint] not in memory.pruned
+            for blueprint in self._candidates(row, slot, at_once=at_once)
+            if [slot, blueprint] not in memory.pruned
         ]
+        if at_once:
+            # A seed that has to be blended in learns without the loss at first: after all others.
+            fitting.sort(key=lambda place: not self._context.is_immediate(*place))
         for slot, blueprint in fitting:
-            if left > self._inert_epochs_of(slot, blueprint):
+            if left > self._context.inert_epochs_of(slot, blueprint):
                 return {"op": LifecycleOp.GERMINATE, "slot": slot, "blueprint": blueprint}, ""
         if fitting:
             return WAIT, f"{Why.TOO_LATE} ({progress})"
         return WAIT, f"{Why.FULL} (0 of {len(row.stage)})"
+
+    def _candidates(self, row: RowView, slot: int, *, at_once: bool) -> list[int]:
+        """Return the blueprints that fit a slot, in the order in which they are tried.
+
+        Args:
+            row: what the controller sees.
+            slot: where.
+            at_once: whether one should be at full amplitude from its first step.
+        """
+        fits, is_immediate = row.fits[slot], partial(self._context.is_immediate, slot)
+        usual = [blueprint for blueprint in self._blueprints if fits[blueprint]]
+        if not at_once or any(map(is_immediate, usual)):
+            return usual
+        identities = [blueprint for blueprint in self._identities if fits[blueprint]]
+        return [*filter(is_immediate, identities), *usual]
 
     def _judge(self, row: RowView, slot: int, memory: _Memory, *, is_frozen: bool) -> Verdict:
         """Keep a holding seed if it contributes, else prune it."""
@@ -150,9 +185,10 @@ class TrialController(RowController[_Memory]):
             choice: Choice = {"op": LifecycleOp.FOSSILIZE, "slot": slot}
             is_legal = row.legal[LifecycleOp.FOSSILIZE][slot]
             return (choice, "") if is_legal else (WAIT, describe_waiting(row, slot))
-        if row.age[slot] < shortened(config.learning_epochs, row.horizon):
+        learning = shortened(config.learning_epochs, row.horizon)
+        if row.age[slot] < (config.frozen_learning_epochs if is_frozen else learning):
             return WAIT, describe_waiting(row, slot)
-        worth = f"{format_contribution(value, error)} points"
+        worth = f"{format_contribution(value, error)} {unit_of(row.score)}"
         return self._prune(row, slot, memory, f"{Why.WORTHLESS} ({worth})")
 
     def _prune(self, row: RowView, slot: int, memory: _Memory, why: str) -> Verdict:
