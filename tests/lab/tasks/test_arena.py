@@ -9,7 +9,8 @@ import pytest
 
 from esper.lab.proof.static import deepened
 from esper.lab.tasks.arena import HORIZON, DepthMember, Draws
-from esper.lab.tasks.family import DEPTH_FAMILY, DEPTH_SMALL, Family
+from esper.lab.tasks.family import Family
+from esper.lab.tasks.family_presets import DEPTH_FAMILY, DEPTH_SMALL
 from esper.lab.tasks.task import get_task
 
 TEXT = DepthMember(kind="gpt", data="sources", width=24, train_size=2_000, steps=700)

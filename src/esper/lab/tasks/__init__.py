@@ -7,7 +7,7 @@ its network. To add one: docs/how-to/add-a-task.md. Where data comes from: docs/
 from __future__ import annotations
 
 from esper.kasmina.training import TrainingConfig
-from esper.lab.tasks import family as _arena
+from esper.lab.tasks import family_presets as _families
 from esper.lab.tasks import presets as _presets
 from esper.lab.tasks.data import Source, open_data
 from esper.lab.tasks.dataset import TaskData, make_data
@@ -23,7 +23,7 @@ from esper.lab.tasks.task import (
     register_task,
 )
 
-del _arena, _presets
+del _families, _presets
 
 __all__ = [
     "FAMILIES",

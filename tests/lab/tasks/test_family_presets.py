@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from esper.lab.tasks import FAMILIES, Member, get_family
-from esper.lab.tasks.family import CIFAR_FAMILY, DIGITS_FAMILY, IMAGE16_FAMILY
+from esper.lab.tasks.family_presets import CIFAR_FAMILY, DIGITS_FAMILY, IMAGE16_FAMILY
 
 SHIPPED = ("digits_family", "image16_family", "cifar_family")
 
