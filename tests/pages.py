@@ -7,7 +7,7 @@ import re
 ONE_RUN = "one run; yours will differ in the decimals"
 """Text beside the output of a single run: its last digits depend on the processor."""
 
-_RANGE = r"between ([+−]\d+(?:\.\d+)?) and ([+−]\d+(?:\.\d+)?) points"
+_RANGE = r"between ([+−]?\d+(?:\.\d+)?) and ([+−]?\d+(?:\.\d+)?) points"
 
 
 def section(page: str, heading: str) -> str:

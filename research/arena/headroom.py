@@ -820,7 +820,19 @@ def summarise(options: argparse.Namespace) -> None:
         for arms in found.values()
     ]
     logs = np.log(np.array(rows))  # members, plans, seeds
+    if "1" in plans:
+        print_gains(list(found), plans, logs)
     print_headroom(list(found), plans, logs)
+
+
+def print_gains(labels: list[str], plans: list[str], logs: np.ndarray) -> None:
+    """Print by how many percent each plan lowers the score of never growing, for every seed."""
+    gains = 100 * -np.expm1(logs - logs[:, [plans.index("1")]]) + 0.0  # no -0.0
+    print("| member | " + " | ".join(plans) + " |\n|" + "---|" * (len(plans) + 1))
+    for label, row in sorted(zip(labels, gains, strict=True), key=lambda pair: pair[0]):
+        print(f"| {label} |", " | ".join(", ".join(f"{g:+.1f}" for g in each) for each in row), "|")
+    means = 100 * -np.expm1((logs - logs[:, [plans.index("1")]]).mean((0, 2))) + 0.0
+    print("| mean |", " | ".join(f"{mean:+.1f}" for mean in means), "|\n")
 
 
 def print_headroom(labels: list[str], plans: list[str], logs: np.ndarray) -> None:

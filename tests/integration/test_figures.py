@@ -37,9 +37,10 @@ def test_the_tutorial_gains_what_it_claims() -> None:
     check(gains, claimed_range(TUTORIAL, "random seeds 0 to 4"))
 
 
-def test_a_run_of_ten_epochs_gains_nothing() -> None:
-    gains = [tutorial.measure(seed, 10)[0] for seed in tutorial.SEEDS[:3]]
-    assert median(gains) <= 1.0, gains
+def test_a_run_of_ten_epochs_ends_while_a_seed_is_blended_in() -> None:
+    results = [tutorial.measure(seed, 10) for seed in tutorial.SEEDS[:3]]
+    check([gain for gain, _ in results], claimed_range(TUTORIAL, "with 10 epochs instead of 50"))
+    assert all(row[-1].endswith("blending") for _, row in results), results
 
 
 def test_the_grown_network_of_the_demo_is_ahead_at_equal_compute() -> None:

@@ -16,7 +16,8 @@ set and classes, number of training images, share of wrong labels, length of a r
 rate as a multiple of the best one without growth. A schedule that suits one member does harm on
 another, so no fixed schedule suits a whole family.
 
-`python -m tools.pages` makes this page from `esper.lab.tasks.family_presets` and `esper.lab.tasks.member`.
+`python -m tools.pages` makes this page from `esper.lab.tasks.family_presets` and
+`esper.lab.tasks.member`.
 `esper tasks --family NAME` prints the same tables.
 
 ## Splits

@@ -195,7 +195,8 @@ _ADVICE = (
     ),
     (
         r"forward\(\) got an unexpected keyword argument",
-        "the keys of a dict batch are arguments of forward; rename them, or give (input, target)",
+        "the keys of a dict batch must be names of arguments of forward; rename them, or give "
+        "(input, target)",
     ),
     (
         r"forward\(\) takes .* were given|forward\(\) missing .* argument",

@@ -273,6 +273,27 @@ def test_no_slot_is_suggested_where_everything_is_pooled_away(
     assert list(esper.suggest_slots(model, torch.rand(example))) == ["1"]
 
 
+def test_a_block_that_ends_in_pooling_has_slots_inside() -> None:
+    class Classifier(nn.Module):
+        """Features that are pooled inside their block, and a head."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Sequential(
+                *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+                *(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+            )
+            self.fc = nn.Linear(16, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.fc(self.features(x).flatten(1))
+            return out
+
+    found = esper.suggest_slots(Classifier(), torch.randn(50, 1, 8, 8))
+    assert list(found) == ["features.2", "features.4"]
+    assert set(found.axes.values()) == {"BCHW"}
+
+
 class Regressor(nn.Module):
     """One number for each sample, in one of the ways that answers are returned."""
 

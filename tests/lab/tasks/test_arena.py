@@ -105,7 +105,7 @@ def test_every_shipped_member_has_a_level_that_its_text_has(family: Family) -> N
     }
     for data, level in texts:
         assert get_task(data, level=level or None).config.level == (level or None)
-    assert {data for data, level in texts if level} >= {"sums", "facts", "mirrors", "links"}
+    assert {data for data, level in texts if level} >= {"sums", "facts", "repeats", "links"}
 
 
 def test_the_splits_of_the_small_family_share_no_member() -> None:

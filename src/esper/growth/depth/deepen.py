@@ -73,7 +73,7 @@ class Deepen:
             fully_shard or torch.compile.
         optimizer: one or several that train it, with all parameters from the start.
         stacks: names of the lists of blocks, as `esper.find_stacks` gives them; by default all.
-        example: a batch to find stacks and count FLOPs now; by default the model's first batch.
+        example: inputs to find stacks and count FLOPs with now; by default the model's first batch.
         start: blocks awake at first, in every stack or by stack (a stack that is not named has all
             awake); by default a quarter.
         at: {step: blocks} for the schedule; by default blocks double at equal distances, the last
@@ -272,8 +272,8 @@ class Deepen:
             return
         if not self._stacks:
             raise UsageError(
-                "the model was not called before depth.step(); give Deepen the model that is "
-                "trained, or a batch: example=batch"
+                "the model was not called before depth.step(), or another Deepen of it is in use; "
+                "keep one, made of the model that is trained, or give a batch: example=inputs"
             )
         if self._step == 1:
             warn_of_trained(self._network, self._stacks, self._awake, self._optimizers)

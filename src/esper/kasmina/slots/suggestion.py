@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -136,8 +136,11 @@ def suggest_slots(
         is_last = not _works_on(modules, seen, name)
         return not any(_is_answer(out, output, is_last=is_last) for out in final)
 
-    blocks = {path: path for path in _blocks(model, is_suited)}
-    candidates = blocks or _activations(modules, is_suited)
+    def is_before_pooling(name: str) -> bool:
+        return is_suited(name) and not _is_pooled(first_tensor(seen.outputs[name][0]))
+
+    candidates = _candidates(model, modules, is_before_pooling)
+    candidates = candidates or _candidates(model, modules, is_suited)
     found: list[SuggestedSlot] = []
     refused: dict[str, str] = {}
     for path in candidates:
@@ -277,7 +280,20 @@ def _is_around(outer: str, inner: str) -> bool:
     return inner.startswith(f"{outer}.")
 
 
-def _blocks(model: nn.Module, is_suited: Any) -> list[str]:
+def _is_pooled(output: Any) -> bool:
+    """Return whether an image has one position left, as behind `AdaptiveAvgPool2d(1)`."""
+    return isinstance(output, Tensor) and output.dim() == 4 and output.shape[2:].numel() == 1
+
+
+def _candidates(
+    model: nn.Module, modules: Mapping[str, nn.Module], is_suited: Callable[[str], bool]
+) -> dict[str, str]:
+    """Return {where a slot could be: the block it is at, or the layer in front of it}."""
+    blocks = {path: path for path in _blocks(model, is_suited)}
+    return blocks or _activations(modules, is_suited)
+
+
+def _blocks(model: nn.Module, is_suited: Callable[[str], bool]) -> list[str]:
     """Return the outermost submodules that are made of others, hold parameters and are suited."""
     found: list[str] = []
 
@@ -326,7 +342,9 @@ _NO_PLACE = (
 """Layers behind which a seed would come too late."""
 
 
-def _activations(modules: Mapping[str, nn.Module], is_suited: Any) -> dict[str, str]:
+def _activations(
+    modules: Mapping[str, nn.Module], is_suited: Callable[[str], bool]
+) -> dict[str, str]:
     """Return, for a model without blocks, the last simple layer behind each with parameters.
 
     It is {where a slot could be: the layer with parameters in front of it}.

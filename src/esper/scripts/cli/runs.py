@@ -48,7 +48,8 @@ def run(options: argparse.Namespace) -> int:
     elif not entries:
         err_console().print(
             safe(
-                f"there are no runs in {_text(root)}; start one with `esper grow` or `esper train`"
+                f"there are no runs in {_text(root)}; look elsewhere with `esper runs --root "
+                "FOLDER`, or start one with `esper grow` or `esper train`"
             )
         )
     else:
