@@ -172,7 +172,8 @@ def hindsight_credit(recent: Recent) -> Iterator[Finding]:
     reads=EpochRow,
     thresholds="contribution > 0.1 and improvement < -0.2 points warning; contribution >= 1 "
     "critical",
-    advice="Prune it slowly, so that the host can take its part back, and look at the twin.",
+    advice="Compare with the twin. If it is ahead, run again with another controller; in your own "
+    "loop, prune the seed slowly, so that the host can take its part back.",
 )
 def ransomware(recent: Recent) -> Iterator[Finding]:
     """The host has come to depend on a seed that made the network worse."""
@@ -181,8 +182,8 @@ def ransomware(recent: Recent) -> Iterator[Finding]:
         if worth is None or change is None or change >= RANSOM_IMPROVEMENT:
             continue
         message = (
-            f"the seed in {slot} holds {worth:+.2f} points hostage: without it the network would "
-            f"be worse, yet with it it changed by {change:+.2f}"
+            f"without the seed in {slot} the score would fall by {worth:.2f} points, yet it has "
+            f"changed by {change:+.2f} since its stage began: the network depends on it"
         )
         if worth >= RANSOM_CRITICAL:
             yield Finding("critical", message, worth, RANSOM_CONTRIBUTION, subject=slot)
