@@ -84,13 +84,8 @@ class LowRank(nn.Module):
 
     @torch.no_grad()
     def merge_into(self, weight: Tensor) -> None:
-        """Add the pair to a weight, in the precision of the pair."""
-        left, right = self.factors()
-        if not len(right):
-            return
-        product = self.scale * (left @ right)
-        product = product.T if self.layout == "transposed" else product.view(weight.shape)
-        weight.copy_(weight.to(product.dtype) + product)
+        """Give a weight the values that it has with the pair, equal to the bit."""
+        weight.copy_(self(weight))
 
 
 def matrix_shape(weight: Tensor, layout: Layout) -> tuple[int, int]:
