@@ -251,5 +251,11 @@ def test_weights_that_peft_adapts_are_left_to_it(peft: Any, tmp_path: Path) -> N
     optimizer = torch.optim.AdamW([*theirs, *adapters.parameters()], lr=0.01)
     losses = train(wrapped, optimizer, 20, adapters)
     assert losses[-1] < losses[0]
-    with pytest.raises(UsageError, match="already wraps"):
-        adapters.save_pretrained(tmp_path)
+    # Each is saved by its own; PEFT loads both beside each other.
+    wrapped.save_pretrained(tmp_path / "theirs")
+    adapters.save_pretrained(tmp_path / "ours")
+    both = peft.PeftModel.from_pretrained(make(), tmp_path / "theirs")
+    assert not torch.allclose(both(X), wrapped(X))
+    both.load_adapter(tmp_path / "ours", "ours")
+    both.base_model.set_adapter(["default", "ours"])
+    torch.testing.assert_close(both(X), wrapped(X))

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from esper.growth.adapters.finding import find_weights, nearest_names, peft_modules
+from esper.growth.adapters.finding import find_weights, nearest_names
 from esper.growth.adapters.state import persistent_buffers
 from esper.growth.adapters.weights import AdaptedWeight
 from esper.leyline.errors import UsageError
@@ -62,8 +62,7 @@ def save_adapter(
         scale: factor of B A.
         trainable: modules that were trained in full, saved whole.
     """
-    if any(peft_modules(model)):
-        raise UsageError("PEFT already wraps this model; write model.save_pretrained(folder)")
+    outer = _path_of_base(model)
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
     for one in weights.values():
@@ -75,9 +74,10 @@ def save_adapter(
         if one.pair.layout == "conv":
             right = right.view(len(right), *one.weight.shape[1:])
             left = left.view(*left.shape, *(1 for _ in one.weight.shape[2:]))
-        tensors[f"{_PREFIX}{one.path}.lora_A.weight"] = right.contiguous().cpu()
-        tensors[f"{_PREFIX}{one.path}.lora_B.weight"] = left.contiguous().cpu()
-        ranks[one.path] = len(right)
+        path = one.path.removeprefix(outer)
+        tensors[f"{_PREFIX}{path}.lora_A.weight"] = right.contiguous().cpu()
+        tensors[f"{_PREFIX}{path}.lora_B.weight"] = left.contiguous().cpu()
+        ranks[path] = len(right)
     if not ranks:
         raise UsageError(
             "no rank is placed yet, so there is no adapter to save; train, or call measure(), first"
@@ -87,7 +87,8 @@ def save_adapter(
     parameters = model.named_parameters(remove_duplicate=False)
     for name, tensor in (*parameters, *persistent_buffers(model).items()):
         if name.startswith(own):
-            tensors[f"{_PREFIX}{name}"] = tensor.detach().contiguous().cpu().clone()
+            inner = name.removeprefix(outer)
+            tensors[f"{_PREFIX}{inner}"] = tensor.detach().contiguous().cpu().clone()
     rank = max(ranks.values())
     # PEFT matches the ends of names; it matches a name that starts with ^ as a whole.
     patterns = {f"^{re.escape(path)}": size for path, size in ranks.items()}
@@ -104,9 +105,11 @@ def save_adapter(
         "rank_pattern": patterns,
         "alpha_pattern": {pattern: scale * size for pattern, size in patterns.items()},
         "fan_in_fan_out": all(
-            one.pair.layout == "transposed" for one in weights.values() if one.path in ranks
+            one.pair.layout == "transposed"
+            for one in weights.values()
+            if one.pair.factors()[1].numel()
         ),
-        "modules_to_save": list(trainable) or None,
+        "modules_to_save": [name.removeprefix(outer) for name in trainable] or None,
         "inference_mode": True,
     }
     into = Path(folder)
@@ -115,6 +118,14 @@ def save_adapter(
     into.mkdir(parents=True, exist_ok=True)
     save_file(tensors, into / TENSORS, metadata={"format": "pt"})
     (into / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _path_of_base(model: nn.Module) -> str:
+    """Return the path of the network that PEFT has wrapped, with a dot behind; empty without."""
+    if type(model).__module__.partition(".")[0] != "peft":
+        return ""
+    base: Any = model.get_base_model()  # type: ignore[operator]
+    return next(f"{path}." for path, module in model.named_modules() if module is base)
 
 
 def _check_known(one: AdaptedWeight) -> None:
