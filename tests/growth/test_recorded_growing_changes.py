@@ -20,6 +20,7 @@ from esper.growth.request import GrowRequest
 from esper.lab.tasks.request import GrowSettings, growth_of, request_again
 from esper.leyline.errors import ConfigError, EsperWarning, UsageError, as_command
 from esper.nissa.folder import GROWING, Checkpoints
+from esper.nissa.listing import RunEntry, describe_run
 from esper.nissa.reader import open_run
 from esper.nissa.recorded import RunInputs
 from tests.plots import same
@@ -94,6 +95,11 @@ def edit(place: Path, key: str, value: Any) -> None:
         inner = inner[name]
     inner[last] = value
     path.write_text(yaml.safe_dump(settings))
+
+
+def listed(place: Path) -> RunEntry:
+    """Return the run as `esper runs` lists it."""
+    return describe_run(place / "run")
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -173,6 +179,7 @@ def test_a_change_that_is_allowed_is_made_and_recorded(place: Path, way: str) ->
     }
     written = yaml.safe_load((place / "run" / "config.yaml").read_text())
     assert written["growth"]["epochs"] == 6
+    assert (listed(place).done, listed(place).planned) == (6, 6)
     # It is made once: whoever continues now has it, and is told nothing.
     with resume(place):
         pass
@@ -219,6 +226,7 @@ def test_another_schedule_is_noticed(place: Path, changed: Path) -> None:
 def test_another_controller_starts_afresh_and_is_recorded(place: Path) -> None:
     with resume(place, settings={"controller": "wait"}) as run:
         assert run.carry_out()
+    assert listed(place).controller == "wait"
     (event,) = events(place / "run", "settings_changed")
     assert event["data"]["settings"]["controller"][1] == "wait"
 

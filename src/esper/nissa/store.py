@@ -330,7 +330,8 @@ def open_store(
             changes: dict[str, Any] = {"process": os.getpid(), "host": platform.node()}
             if not is_new:
                 # A run may be continued with changed settings.
-                changes |= {"config": run.config, "rounds": run.rounds}
+                names = ("config", "rounds", "epochs", "controller", "device")
+                changes |= {name: getattr(run, name) for name in names}
             change_run(connection, changes)
             run = read_run(connection)
             watching = Watch(run) if watch else None
