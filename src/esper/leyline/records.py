@@ -352,7 +352,8 @@ def seeds_at_end(
 ) -> tuple[SeedRecord, ...]:
     """Return a record of every seed of a finished run, as of the network that is kept.
 
-    A seed that was inert in that network, was HOLDING without effect, or came later is `dropped`.
+    A seed that was inert in that network, was HOLDING without effect, or came later is `pruned` if
+    the run pruned it afterwards, else `dropped`.
 
     Args:
         history: all epochs of the run.
@@ -364,14 +365,17 @@ def seeds_at_end(
     then = seed_records(record for record in history if record.epoch <= kept)
     # Both are in the order of germination.
     ended = (*then, *lives[len(then) :])
-    return tuple(
-        dataclasses.replace(seed, fate="dropped", ended=last)
-        if seed.fate in _INERT
-        or (seed.fate == _UNDECIDED and seed.has_no_effect)
-        or (number >= len(then) and seed.fate != "pruned")
-        else seed
-        for number, seed in enumerate(ended)
-    )
+    found = []
+    for number, (seed, life) in enumerate(zip(ended, lives, strict=True)):
+        has_no_effect = seed.fate == _UNDECIDED and seed.has_no_effect
+        if seed.fate in _INERT or has_no_effect or number >= len(then):
+            seed = (
+                life
+                if life.fate == "pruned"
+                else dataclasses.replace(seed, fate="dropped", ended=last)
+            )
+        found.append(seed)
+    return tuple(found)
 
 
 def removed_later(
