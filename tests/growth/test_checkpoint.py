@@ -127,6 +127,14 @@ def test_a_deepened_network_is_deepened_further(tmp_path: Path) -> None:
         assert deep.history[0].val_loss < language(make_gpt(4), deepen=True).history[0].val_loss
 
 
+def test_a_network_whose_blocks_the_checkpoint_all_has_is_not_deepened(tmp_path: Path) -> None:
+    torch.save(make_gpt(2).state_dict(), tmp_path / "two.pt")
+    words = "the weights have all 2 blocks of the model, so none is left to wake; .* such as 4"
+    for deepen in (True, {"at": {0.4: 2}}):
+        with pytest.raises(UsageError, match=words):
+            language(make_gpt(2), checkpoint=tmp_path / "two.pt", deepen=deepen)
+
+
 def test_what_hugging_face_saved_says_what_it_is(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -167,6 +167,16 @@ def blocks_within(
     return found
 
 
+def _refuse_complete(start: Mapping[str, int] | None, stacks: Mapping[str, Stack]) -> None:
+    """Refuse weights that have all blocks of a network, in which none is left to wake."""
+    if start == {name: len(stack.blocks) for name, stack in stacks.items()}:
+        most = max(start.values())
+        raise UsageError(
+            f"the weights have all {most} blocks of the model, so none is left to wake; build the "
+            f"model with more, such as {2 * most}, or leave out deepen="
+        )
+
+
 def load_weights(weights: Mapping[str, Any], network: nn.Module, depth: str) -> None:
     """Load weights into a network of the same depth; refuse those that do not fit.
 
@@ -239,6 +249,7 @@ class DepthGardener(Gardener):
             if start is None:
                 stacks = find_by_example(network, self._example).choose(self._stacks)
                 start = blocks_within(weights, network, stacks) or None
+                _refuse_complete(start, stacks)
         self.depth = Deepen(
             network,
             optimizer,
