@@ -302,7 +302,9 @@ def too_short(optimizer: Any) -> OneCycleLR:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model": 3}, "the model must be a torch.nn.Module, got int"),
+        ({"model": 3}, "the model must be a torch.nn.Module, got int; give the network itself"),
+        ({"model": nn.Linear}, "got the class Linear; write Linear(...)"),
+        ({"on_epoch": 3}, "on_epoch must be a function of an EpochRecord, got 3; write on_epoch="),
         ({"slots": None}, "slots must be a list of submodule names, got NoneType"),
         ({"train": 3}, "train must be an iterable of batches"),
         ({"val": None}, "val must be an iterable of batches"),
@@ -314,11 +316,12 @@ def too_short(optimizer: Any) -> OneCycleLR:
         ({"loss": "multilabel"}, "'multilabel' needs a target for each output"),
         ({"val": many(float)}, "loss='multilabel'"),
         ({"val": many(int), "loss": nn.BCEWithLogitsLoss()}, "targets are torch.int64"),
-        ({"optimizer": "adam"}, "optimizer must be a torch.optim.Optimizer, or a function"),
-        ({"optimizer": lambda p: None}, "must return a torch.optim.Optimizer, got NoneType"),
+        ({"optimizer": "adam"}, "got 'adam'; write optimizer=torch.optim.AdamW(model.parameters()"),
+        ({"optimizer": lambda p: None}, "got NoneType; write optimizer=lambda parameters: torch"),
         ({"optimizer": lambda p: SGD(p, lr=-1)}, "the optimizer cannot be made"),
         ({"optimizer": SGD([nn.Parameter(torch.zeros(1))], 0.1)}, "that are not the model's"),
-        ({"scheduler": 3}, "scheduler must be one of torch.optim.lr_scheduler"),
+        ({"scheduler": 3}, "got 3; write scheduler=lambda optimizer: CosineAnnealingLR("),
+        ({"scheduler": lambda o: None}, "got NoneType; write scheduler=lambda optimizer: Cosine"),
         ({"scheduler_every": "batch"}, "needs a scheduler"),
         ({"scheduler_every": "step"}, "unknown scheduler_every 'step'"),
         (

@@ -193,6 +193,31 @@ def test_a_seed_that_a_gate_held_back_says_what_the_gate_wanted() -> None:
     )
 
 
+def test_a_seed_that_was_held_back_once_says_so() -> None:
+    refused = epoch(2, "ADVANCE", "ADVANCE at a: gate G2 waits, 1 is over", "TRAINING")
+    assert refused.decision is not None
+    refused = replace(refused, decision=replace(refused.decision, outcome="gate_failed"))
+    told = why_not_grown([epoch(1, "GERMINATE"), refused, epoch(3, None, stage="TRAINING")])
+    assert "was dropped; it was held back once because gate G2 waits, 1 is over." in told[0]
+
+
+def test_a_seed_that_still_learned_in_the_kept_epoch_and_was_pruned_later_was_pruned() -> None:
+    history = [
+        epoch(1, "GERMINATE"),
+        replace(epoch(2, "ADVANCE", stage="TRAINING"), val_score=51.0),
+        epoch(3, "PRUNE", f"{Why.WORTHLESS} (-1.50 points)", "HOLDING"),
+        epoch(4, None),
+    ]
+    (seed,) = seeds_at_end(history, 2)
+    assert (seed.fate, seed.ended) == ("pruned", 3)
+    assert why_not_grown(history, 2) == (
+        "Nothing grew: the norm at a was pruned at epoch 3 because it was worth too little (-1.50 "
+        "points).",
+        "To change that: name other slots (esper.suggest_slots(model, example) finds some) or "
+        "write controller='heuristic', unless the network has all it needs.",
+    )
+
+
 def test_what_grew_after_the_epoch_that_is_kept_is_not_part_of_the_result() -> None:
     history = [
         epoch(1, "GERMINATE"),

@@ -390,8 +390,8 @@ def optimizer_maker(given: Optimizer | OptimizerFactory, model: nn.Module) -> Ma
         return _instance_maker(given, model)
     if not callable(given):
         raise UsageError(
-            "optimizer must be a torch.optim.Optimizer, or a function that makes one such as "
-            f"torch.optim.AdamW, got {given!r}"
+            "optimizer must be a torch.optim.Optimizer, or a function that makes one, got "
+            f"{given!r}; write optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3)"
         )
 
     def make(garden: Garden) -> Optimizer:
@@ -403,7 +403,8 @@ def optimizer_maker(given: Optimizer | OptimizerFactory, model: nn.Module) -> Ma
             made = given(parameters)
         if not isinstance(made, Optimizer):
             raise UsageError(
-                f"optimizer must return a torch.optim.Optimizer, got {type(made).__name__}"
+                f"optimizer must return a torch.optim.Optimizer, got {type(made).__name__}; write "
+                "optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
             )
         return made
 

@@ -29,7 +29,7 @@ from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory
 from esper.leyline.config import check_config
 from esper.leyline.controller import Controller
-from esper.leyline.errors import UsageError, warn
+from esper.leyline.errors import UsageError, describe_no_module, warn
 from esper.leyline.learning import why_not_learned, why_not_learning
 from esper.leyline.reasons import decision_line, epoch_line
 from esper.leyline.records import EpochRecord
@@ -183,7 +183,7 @@ def grow(
     if source is not None:
         model, deepening = open_checkpoint(model, checkpoint, deepening)
     if not isinstance(model, nn.Module):
-        raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+        raise UsageError(describe_no_module(model))
     if isinstance(optimizer, Optimizer) and model is not given:
         raise UsageError(
             "the checkpoint replaces the model, so this optimizer holds the wrong parameters; "
@@ -224,6 +224,11 @@ def grow(
         raise UsageError("sinks need a run folder; write out='runs/mine'")
     if resume and overwrite:
         raise UsageError("resume continues a run and overwrite replaces it; give one of them")
+    if on_epoch is not None and not callable(on_epoch):
+        raise UsageError(
+            f"on_epoch must be a function of an EpochRecord, got {on_epoch!r}; write "
+            "on_epoch=lambda record: print(record.val_score)"
+        )
     request = GrowRequest(
         model=model,
         slots=slots,

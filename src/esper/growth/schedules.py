@@ -43,14 +43,18 @@ def scheduler_maker(
     if not callable(given):
         raise UsageError(
             "scheduler must be one of torch.optim.lr_scheduler, or a function that makes one of "
-            f"an optimizer, got {given!r}"
+            f"an optimizer, got {given!r}; write scheduler=lambda optimizer: "
+            "CosineAnnealingLR(optimizer, 60)"
         )
 
     def make(of: Optimizer) -> LRScheduler:
         with explaining("the scheduler cannot be made from the optimizer"):
             made = given(of)
         if not callable(getattr(made, "step", None)):
-            raise UsageError(f"scheduler must return a schedule, got {type(made).__name__}")
+            raise UsageError(
+                f"scheduler must return a schedule, got {type(made).__name__}; write "
+                "scheduler=lambda optimizer: CosineAnnealingLR(optimizer, 60)"
+            )
         return made
 
     return make

@@ -74,8 +74,6 @@ class Garden(nn.Module):
     ) -> None:
         """Place the slots; nothing grows yet."""
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
         refuse_unsuitable(model)
         if any(isinstance(module, Garden) for module in model.modules()):
             raise SlotError(

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from esper.kasmina.slot import Slot
 from esper.kasmina.slots.probe import pass_whole_batches
-from esper.leyline.errors import SlotError, UsageError
+from esper.leyline.errors import SlotError, UsageError, describe_no_module
 
 if TYPE_CHECKING:
     from esper.kasmina.garden import Garden
@@ -150,7 +150,9 @@ _SHARDED = {"FSDPModule": "FSDP2 (fully_shard)", "FullyShardedDataParallel": "FS
 
 
 def refuse_unsuitable(model: nn.Module) -> None:
-    """Refuse a sharded or scripted model, and one that grows in another garden."""
+    """Refuse what is no module, sharded, scripted, or grows in another garden."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(describe_no_module(model))
     for name, module in model.named_modules():
         told = f"{name!r} of the model" if name else "the model"
         # By name: to import these classes takes longer than to build most models.

@@ -106,6 +106,15 @@ def reason_of(error: object) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def describe_no_module(given: object) -> str:
+    """Return that something is no model, and what to give instead."""
+    if isinstance(given, type):
+        name = given.__name__
+        return f"the model must be a torch.nn.Module, got the class {name}; write {name}(...)"
+    name = type(given).__name__
+    return f"the model must be a torch.nn.Module, got {name}; give the network itself"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ", did you mean 'x'?" for the closest known name, or an empty string."""
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=_ALIKE)

@@ -37,6 +37,7 @@ class Why(StrEnum):
     RESTING = "a seed had just been pruned"
     TOO_LATE = "too few epochs were left for a seed"
     FULL = "no slot could take a seed"
+    NO_COPY = "no block could be copied"
     STEEP = "a deeper network would not have paid yet"
     RISING = "its loss was rising"
     DEVELOPING = "a seed was developing"
@@ -55,6 +56,7 @@ ADVICE: dict[Why, str] = {
     Why.TOO_LATE: "train for more epochs",
     Why.FULL: "raise the limits (max_growth=3.0, max_seeds, max_parameters, max_added_flops; where "
     "there are none, a learned controller keeps its own) or name more slots",
+    Why.NO_COPY: "let blocks return x + f(x), or write controller='trial', which needs no copies",
     Why.LEARNED: "train for more epochs, or let a rule decide (controller='trial')",
     Why.SHORT_RUN: "train for more epochs, or let a rule decide (controller='trial')",
     Why.STEEP: "train for more epochs: depth pays once the loss falls slowly",
@@ -65,8 +67,8 @@ ADVICE: dict[Why, str] = {
 
 _CHANGE = "To change that:"
 _PRUNED = (
-    "name other slots (esper.suggest_slots), or let another controller decide, unless the network "
-    "has all it needs"
+    "name other slots (esper.suggest_slots(model, example) finds some) or write "
+    "controller='heuristic', unless the network has all it needs"
 )
 _MOST_REASONS = 2
 """Most reasons to wait that are named."""
@@ -303,6 +305,8 @@ def _refusals(seed: SeedRecord, history: Sequence[EpochRecord]) -> str:
     if not refused:
         return ""
     wanted = refused[-1].partition(": ")[2] or refused[-1]
+    if len(refused) == 1:
+        return f"; it was held back once because {wanted}"
     return f"; it was held back {len(refused)} times, at last because {wanted}"
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import UsageError
+from esper.leyline.reasons import ADVICE, Why
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.slope import SlopeConfig, SlopeController, find_falls
@@ -42,6 +43,16 @@ def lived(
         scene = Scene(epoch=epoch + number, loss=loss, **options)  # type: ignore[arg-type]
         action = scene.act(controller)
     return action, controller.reasons()[0]
+
+
+def test_a_network_without_a_block_to_copy_says_what_it_lacks() -> None:
+    action, why = lived(rule(), [9.0, 8.0, 7.5], seed_flops=(-1,) * 3, fitting=("norm",))
+    assert action["op"] == WAIT
+    assert why == "no block could be copied (0 of 3 slots follow one with a residual path)"
+    assert "x + f(x)" in ADVICE[Why.NO_COPY]
+    # Where a limit is what forbids a copy, it says that.
+    _, why = lived(rule(), [9.0, 8.0, 7.5], seed_flops=(-1, 1_000, -1), fitting=("norm",))
+    assert why == "no slot could take a seed (0 of 3)"
 
 
 class TestWhen:

@@ -149,7 +149,7 @@ class TestJudging:
         controller = rule()
         assert scene.op(controller) == op
         if op == PRUNE:
-            assert "(+0.02 ± 0.00 % of the loss)" in controller.reasons()[0]
+            assert "(+0.02 ± 0.00 % of the loss, needs more than 0.50)" in controller.reasons()[0]
 
     def test_it_waits_for_an_ablation_at_full_amplitude(self) -> None:
         controller = rule(measurement_epochs=4)

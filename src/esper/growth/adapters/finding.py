@@ -172,7 +172,7 @@ def _why_not(module: nn.Module, tensor: str, owners: Counter[int]) -> str:
     if isinstance(weight, nn.parameter.UninitializedParameter):
         return "it has no shape yet; call the model on a batch first"
     if weight.dim() < 2:
-        return "it is not a matrix"
+        return f"it has {weight.dim()} dimensions, and an adapter needs a matrix of 2"
     if weight.dim() > 2 and not isinstance(module, _CONVOLUTIONS):
         return f"it has {weight.dim()} dimensions but belongs to no convolution"
     return ""

@@ -231,7 +231,8 @@ def _line(path: str, axes: str) -> str:
 def _warn_of_mixing(path: str) -> None:
     warn(
         f"the samples of a batch influence one another at {path!r}, in the model itself: changing "
-        "the others changes each of them"
+        "the others changes each of them; if that is meant, write "
+        "warnings.filterwarnings('ignore', '.*influence one another')"
     )
 
 

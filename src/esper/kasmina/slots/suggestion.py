@@ -26,7 +26,7 @@ from esper.kasmina.slots.probe import (
     teachable_at,
     tensors_in,
 )
-from esper.leyline.errors import EsperWarning, SlotError, UsageError
+from esper.leyline.errors import EsperWarning, SlotError, UsageError, describe_no_module
 from esper.leyline.slots import RANKS, AxesName, Symmetry
 
 MOST_SLOTS = 3
@@ -115,7 +115,7 @@ def suggest_slots(
         SlotError: There is no such place.
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+        raise UsageError(describe_no_module(model))
     if most < 1:
         raise UsageError(f"most must be at least 1 slot, got {most}")
     modules = {name: module for name, module in model.named_modules() if name}

@@ -169,7 +169,10 @@ class SlopeController(RowController[_Memory]):
             return WAIT, f"{Why.EARLY} ({len(memory.curve)} of {wanted} epochs at this depth)"
         slot = self._choose(row)
         if slot is None:
-            return self._keep(row, memory, f"{Why.FULL} (0 of {len(row.stage)})")
+            slots = len(row.stage)
+            if all(flops[self._copy] < 0 for flops in row.seed_flops):
+                return WAIT, f"{Why.NO_COPY} (0 of {slots} slots follow one with a residual path)"
+            return self._keep(row, memory, f"{Why.FULL} (0 of {slots})")
         why = self._why_not(row, slot, falls)
         if why:
             return WAIT, f"{why}, {progress})"
