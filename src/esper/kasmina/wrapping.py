@@ -149,10 +149,21 @@ _SHARDED = {"FSDPModule": "FSDP2 (fully_shard)", "FullyShardedDataParallel": "FS
 """Classes that shard parameters over processes, with their common names."""
 
 
+def refuse_adapted(model: nn.Module) -> None:
+    """Refuse a model with adapters of its weights, which only the user's own loop can place."""
+    # By name, because adapters are a layer above this one.
+    if any(type(one).__module__.startswith("esper.growth.adapters") for one in model.modules()):
+        raise SlotError(
+            "the model has adapters of esper.Adapt, beside which no seed can grow; call "
+            "adapters.bake() first"
+        )
+
+
 def refuse_unsuitable(model: nn.Module) -> None:
-    """Refuse what is no module, sharded, scripted, or grows in another garden."""
+    """Refuse what is no module, adapted, sharded, scripted, or grows in another garden."""
     if not isinstance(model, nn.Module):
         raise UsageError(describe_no_module(model))
+    refuse_adapted(model)
     for name, module in model.named_modules():
         told = f"{name!r} of the model" if name else "the model"
         # By name: to import these classes takes longer than to build most models.

@@ -118,6 +118,9 @@ def test_losses_that_cannot_be_measured_are_refused(loss: Any, told: str) -> Non
 def test_measuring_needs_batches() -> None:
     with pytest.raises(UsageError, match=r"measure\(\) got no batch; write measure\(batches"):
         Adapt(make(), 500).measure([], lambda step: torch.zeros(()))
+    for batches, loss, got in ((5, torch.sum, "int and builtin"), ([0], "loss", "list and str")):
+        with pytest.raises(UsageError, match=rf"got {got}.*; write measure\(batches, lambda"):
+            Adapt(make(), 500).measure(batches, loss)  # type: ignore[arg-type]
 
 
 def test_baking_before_ranks_are_placed_says_how_little_was_trained() -> None:

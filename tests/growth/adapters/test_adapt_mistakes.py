@@ -89,7 +89,11 @@ def test_a_model_with_adapters_is_baked_before_it_grows() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     adapters = Adapt(model, rank=1)
     data = [(torch.randn(8, 6), torch.arange(8) % 2)]
-    with pytest.raises(SlotError, match=r"has adapters of esper\.Adapt.*; call adapters\.bake\(\)"):
-        esper.grow(model, train=data, val=data, epochs=2)
+    words = r"has adapters of esper\.Adapt.*; call adapters\.bake\(\)"
+    for slots in ("auto", ["1"]):
+        with pytest.raises(SlotError, match=words):
+            esper.grow(model, slots, train=data, val=data, epochs=2)
+    with pytest.raises(SlotError, match=words):
+        esper.Garden(model, ["1"], data[0][0])
     adapters.bake()
     assert list(esper.suggest_slots(model, data[0][0])) == ["1", "3"]

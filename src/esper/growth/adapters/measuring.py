@@ -143,6 +143,12 @@ def measure(
         batches: what to give to the loss, one after the other.
         loss: returns the loss of a batch.
     """
+    if not isinstance(batches, Iterable) or not callable(loss):
+        given = f"{type(batches).__name__} and {type(loss).__name__}"
+        raise UsageError(
+            f"measure() takes batches and a function, got {given}; write "
+            "measure(batches, lambda batch: loss of the model)"
+        )
     kept = [(parameter, parameter.grad) for parameter in model.parameters()]
     measured, count = 0, 0
     try:

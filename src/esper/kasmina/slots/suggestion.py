@@ -26,6 +26,7 @@ from esper.kasmina.slots.probe import (
     teachable_at,
     tensors_in,
 )
+from esper.kasmina.wrapping import refuse_adapted
 from esper.leyline.errors import EsperWarning, SlotError, UsageError, describe_no_module
 from esper.leyline.slots import RANKS, AxesName, Symmetry
 
@@ -158,7 +159,7 @@ def suggest_slots(
         channels = place.shape[1] if place.topology == "cnn" else place.shape[-1]
         found.append(SuggestedSlot(path, kind, place.axes, channels, place.symmetry))
     if not found:
-        _refuse_adapted(model)
+        refuse_adapted(model)
         reason = next(iter(refused.values()), None) or _why_none(seen)
         raise SlotError(f"no slot can be suggested for this {type(model).__name__}: {reason}")
     chosen = _spread(found, most)
@@ -227,16 +228,6 @@ def uncovered_parts(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:
 
     visit(model, "")
     return tuple(found)
-
-
-def _refuse_adapted(model: nn.Module) -> None:
-    """Refuse a model with adapters, whose own modules are found in the place of its layers."""
-    # By name, because adapters are a layer above this one.
-    if any(type(one).__module__.startswith("esper.growth.adapters") for one in model.modules()):
-        raise SlotError(
-            "the model has adapters of esper.Adapt, which hide its layers; call adapters.bake() "
-            "first"
-        )
 
 
 def _why_none(seen: Seen) -> str:
