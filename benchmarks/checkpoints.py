@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.table import print_table
+from benchmarks.table import print_table, require_results
 
 OUT = Path("research/checkpoints/results.jsonl")
 TASKS = {"gpt": "sources", "cnn": "digits"}
@@ -252,7 +252,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--summary", action="store_true", help="print the table alone")
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore", module="benchmarks")
-    if not options.summary:
+    if options.summary:
+        require_results(options.out)
+    else:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         for seed in options.seeds:
             for cell in options.cells:

@@ -15,9 +15,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.pool import add_sets_option, run_all
-from benchmarks.table import print_table
+from benchmarks.table import print_table, require_results
 from tools.instruction_sets import INSTRUCTION_SETS, available
 
+RECORDED = Path("research/demo/results.jsonl")
 SEEDS = 5
 Job = tuple[int, int, float | None]
 """Which network, its seed, and its learning rate where it is not the demo's."""
@@ -87,7 +88,9 @@ def summarize(results: Sequence[dict[str, Any]]) -> None:
             f"{own[0]['flops']:.3g}",
             f"{median(one['cpu_s'] for one in own):.0f}",
         ]
-        for (name, network, rate), own in cells.items()
+        for (name, network, rate), own in sorted(
+            cells.items(), key=lambda cell: (cell[0][0], cell[0][2])
+        )
     ]
     columns = ["set", "network", "rate", "seeds", "median", "test loss", "FLOPs", "CPU s"]
     print_table(columns, rows)
@@ -109,18 +112,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="networks side by side")
     parser.add_argument("--compute", type=float, default=1.0, metavar="X")
     parser.add_argument("--out", metavar="FILE", help="JSON lines of results, to go on with")
-    parser.add_argument("--summary", action="store_true", help="only print what --out holds")
+    parser.add_argument(
+        "--summary", action="store_true", help=f"only print what --out holds, or {RECORDED}"
+    )
     options = parser.parse_args(arguments)
+    if options.summary:
+        recorded = RECORDED if options.out is None else Path(options.out)
+        require_results(recorded)
+        summarize(_read(str(recorded)))
+        return 0
     results = _read(options.out)
-    if not options.summary:
-        rates = options.rates or [None]
-        jobs = [(arm, seed, r) for seed in range(options.seeds) for r in rates for arm in range(3)]
-        sets = ["as it is"] if options.sets is None else options.sets or available()
-        for name in sets:
-            done = [one for one in results if one["set"] == name]
-            todo = [job for job in jobs if not _is_done(job, done, options.compute)]
-            work = partial(measure, name=name, out=options.out, compute=options.compute)
-            results += run_all(work, todo, options.jobs, INSTRUCTION_SETS.get(name))
+    rates = options.rates or [None]
+    jobs = [(arm, seed, r) for seed in range(options.seeds) for r in rates for arm in range(3)]
+    sets = ["as it is"] if options.sets is None else options.sets or available()
+    for name in sets:
+        done = [one for one in results if one["set"] == name]
+        todo = [job for job in jobs if not _is_done(job, done, options.compute)]
+        work = partial(measure, name=name, out=options.out, compute=options.compute)
+        results += run_all(work, todo, options.jobs, INSTRUCTION_SETS.get(name))
     summarize(results)
     return 0
 

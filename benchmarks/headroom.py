@@ -36,7 +36,7 @@ from benchmarks._arena import (
     read_lines,
     record_all,
 )
-from benchmarks.table import print_table
+from benchmarks.table import print_table, require_results
 from benchmarks.tune_hosts import RATES, best_by_member
 from esper.lab.proof.plans import STANDARD_PLANS, Plan
 from esper.leyline.controller import ControllerContext
@@ -232,6 +232,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     tuned = {}
     if options.tuned:
+        require_results(options.tuned)
         lines = read_lines(options.tuned)
         tuned = best_by_member(
             [each for each in lines if each.get("optimizer") == options.optimizer]
@@ -242,6 +243,7 @@ def main(arguments: list[str]) -> int:
                 f"run tune_hosts --optimizer {options.optimizer} first"
             )
     if options.summary is not None:
+        require_results(options.summary)
         print_summary(read_lines(options.summary), tuned)
         return 0
     if options.seeds < 2:

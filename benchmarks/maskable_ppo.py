@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.table import print_table
+from benchmarks.table import print_table, require_results
 
 PINNED = ("tempo", "alpha_target", "alpha_speed", "alpha_curve")
 """Heads that keep their default, which leaves 154 whole actions of 2,083 for three slots."""
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     """Train and write the curve, or compare curves."""
     options = _parser().parse_args(arguments)
     if options.summary:
+        require_results(*options.summary)
         stems = [path.stem for path in options.summary]
         names = stems if len(set(stems)) == len(stems) else map(str, options.summary)
         curves = dict(zip(names, map(read_curve, options.summary), strict=True))

@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.table import print_table
+from benchmarks.table import print_table, require_results
 
 SMALL, WIDE, LIMIT = 8, 21, 2_072
 """Neurons of both hidden layers at first and where all are there; most parameters of all arms."""
@@ -472,7 +472,9 @@ def main(arguments: list[str]) -> int:
     if options.job:
         print(json.dumps(measure(*json.loads(options.job))))
         return 0
-    if not options.summary:
+    if options.summary:
+        require_results(options.out)
+    else:
         run(options.out, options.peers, options.only)
     summarize(_read(options.out))
     return 0

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.pool import run_all
-from benchmarks.table import print_table
+from benchmarks.table import print_table, require_results
 
 Batches = list[tuple[Any, Any]]
 Splits = tuple[Batches, Batches, Batches]
@@ -495,6 +495,7 @@ def main(arguments: Sequence[str]) -> int:
     summary.add_argument("results", type=Path)
     options = parser.parse_args(arguments)
     if options.verb == "summary":
+        require_results(options.results)
         print_summary(_read(options.results))
         return 0
     done = {(each["case"], each["arm"], each["seed"]) for each in _read(options.out)}

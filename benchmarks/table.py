@@ -1,9 +1,19 @@
-"""Print results as a Markdown table, and format the range of gains in one line."""
+"""Find the results to print, print them as a Markdown table, format the range of gains."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
+
+
+def require_results(*paths: Path) -> None:
+    """Raise an error if one of the files or folders with results does not exist."""
+    from esper.leyline.errors import UsageError
+
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"no results in {path}: it does not exist; give another path")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -29,7 +29,7 @@ from benchmarks._arena import (
     record_all,
     wider,
 )
-from benchmarks.table import print_table
+from benchmarks.table import print_table, require_results
 from esper.kasmina.training import OptimizerName
 
 RATES: dict[OptimizerName, tuple[float, ...]] = {
@@ -177,6 +177,7 @@ def main(arguments: list[str]) -> int:
     add_recipe_options(parser, for_seeds=False)
     options = parser.parse_args(arguments)
     if options.summary is not None:
+        require_results(options.summary)
         print_summary(read_lines(options.summary))
         return 0
     deadline = time.time() + options.seconds

@@ -18,6 +18,7 @@ from benchmarks.adapters.plan import next_job
 from benchmarks.adapters.summary import print_summary
 from benchmarks.adapters.training import ARMS, Bench, train
 from benchmarks.depth.command import read_records
+from benchmarks.table import require_results
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     summary.add_argument("files", nargs="+", type=Path)
     options = parser.parse_args(arguments)
     if options.verb == "summary":
+        require_results(*options.files)
         print_summary([record for file in options.files for record in read_records(file)])
         return 0
     return _run(options)

@@ -19,6 +19,7 @@ import benchmarks.depth
 from benchmarks.depth.cells import CELLS, Job, jobs_of, scaled
 from benchmarks.depth.corpus import make_corpora
 from benchmarks.depth.training import IMAGES, finished, flops_of, load_data, train
+from benchmarks.table import require_results
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -75,6 +76,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _read_all(files: Sequence[Path]) -> list[dict[str, Any]]:
+    require_results(*files)
     return [record for file in files for record in read_records(file)]
 
 

@@ -36,3 +36,32 @@ def test_what_cannot_be_is_said_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("digits_learning: ")
     assert "nowhere" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "adapters summary FILE",
+        "checkpoints --summary --out FILE",
+        "demo --summary --out FILE",
+        "depth summary FILE",
+        "depth picture python-short FILE --out picture.svg",
+        "headroom --summary FILE",
+        "maskable_ppo --summary FILE",
+        "peers --summary --out FILE",
+        "strangers summary FILE",
+        "tune_hosts --summary FILE",
+    ],
+)
+def test_a_summary_without_results_is_refused(
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words.replace("FILE", "nowhere.jsonl").split()) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    (line,) = told.err.splitlines()
+    assert "no results in nowhere.jsonl" in line

@@ -93,6 +93,23 @@ def test_a_search_finds_a_page(is_served: bool, open_page: Callable[..., Page]) 
     expect(page.locator("article")).to_contain_text(re.compile("germinate", re.IGNORECASE))
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("deepen a GPT", r"(tutorial-gpt|how-to/deepen)\.html"),
+        ("adapt a frozen model", r"how-to/adapt-a-finished-model\.html"),
+        ("add a blueprint", r"how-to/add-a-blueprint\.html"),
+    ],
+)
+def test_a_search_finds_the_page_for_users_before_records(
+    words: str, expected: str, open_page: Callable[..., Page]
+) -> None:
+    page = open_page("index")
+    page.get_by_role("textbox", name="Search").press_sequentially(words)
+    first = page.locator(".md-search-result__link").first
+    expect(first).to_have_attribute("href", re.compile(expected))
+
+
 def test_a_word_leads_to_the_glossary(open_page: Callable[..., Page]) -> None:
     page = open_page("how-to/choose-slots")
     page.locator("a.term", has_text="slot").first.click()

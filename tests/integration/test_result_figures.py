@@ -81,6 +81,23 @@ def test_the_demo() -> None:
     assert min(gains) > 0
 
 
+def test_the_summary_of_the_demo_prints_the_recorded_results(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    page, _, _ = (RESEARCH / "demo" / "README.md").read_text("utf-8").partition("Two other rates")
+    header, *told = printed(demo.main, "--summary")
+    found = [dict(zip(header, row, strict=True)) for row in told]
+    ours = [row for row in found if row["rate"] == "0.004"]
+    assert len(ours) == 6
+    for row in ours:
+        stated = re.findall(r"\d\.\d+", rows(page)[row["network"]][1])
+        exact = [row["median"], *row["test loss"].split(" to ")]
+        assert [float(each) for each in stated] == pytest.approx(
+            [float(each) for each in exact], abs=0.0006
+        )
+
+
 def test_finished_networks(printed: Printed) -> None:
     told = printed(
         checkpoints.main, "--summary", "--out", RESEARCH / "checkpoints" / "results.jsonl"
@@ -201,7 +218,8 @@ def test_six_of_eight_networks_gain_at_the_best_static_depth() -> None:
         round(100 * (1 - 1 / ratio))
         for ratio in geometric_mean([verdict.ratio for verdict in verdicts])
     )
-    assert f"on average\ntakes {mean} % ({low} to {high}) less compute to match" in README
+    interval = f"(95 % interval: {low} to {high})"
+    assert f"on average\ntakes {mean} % {interval} less compute to match" in README
     (worse,) = [-gain for gain in gains if gain < -0.05]
     assert f"makes {worse:.0f} % *more* errors" in README
 

@@ -22,7 +22,10 @@ below, with random weights and random data. It shows that the steps work, not th
 | save, load | save the growth, load it around a fresh model | outputs equal to the bit |
 | PT2, ONNX | export, then run the file with two batch sizes | outputs equal to 1e-4 |
 
-"refused" means that Esper raised an error; the list below each table has its message.
+*axes* names the axes of the activations: B samples, C channels or features, T time steps, L
+positions, H and W height and width. A network without slots stops there, and its other cells are
+empty.
+"refused" means that Esper raised an error at this step. The list below each table has the errors.
 
 `make test-integrations` runs every network and compares the results with this page.
 `python -m tests.zoo` writes the page anew. `make test` runs the first five networks, without the

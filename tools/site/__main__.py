@@ -5,6 +5,7 @@ Warnings of the generator and findings of our own are errors.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,11 +15,13 @@ import yaml
 
 from tools.pages import PAGES
 from tools.site.check import findings
-from tools.site.pages import DOCS, gather
+from tools.site.pages import DECISIONS, DOCS, OUTSIDE, gather
 from tools.site.pictures import put_in
 from tools.site.terms import PAGE, link_terms, mark_rows, read_terms
 
 ROOT = Path(__file__).parents[2]
+RECORDS_WEIGHT = 0.1
+"""Weight of decisions, logs and code in the search; other pages have 1."""
 
 
 def build(site: Path) -> list[str]:
@@ -45,11 +48,8 @@ def build(site: Path) -> list[str]:
 
 
 def _finish(site: Path) -> None:
-    """Link the words of the glossary and put the pictures in; let the search work from files."""
-    # A page that was opened from a file may load a script beside it, but read no data.
-    index = site / "search" / "search_index.json"
-    text = f"var __index = {index.read_text(encoding='utf-8')}"
-    index.with_suffix(".js").write_text(text, encoding="utf-8")
+    """Link the words of the glossary, put the pictures in, and make the search ready."""
+    _finish_search(site / "search" / "search_index.json")
     terms = read_terms(ROOT / DOCS / f"{PAGE}.md")
     home = site / f"{PAGE}.html"
     for path in site.rglob("*.html"):
@@ -59,6 +59,18 @@ def _finish(site: Path) -> None:
         elif path.name != "404.html":
             page = link_terms(page, terms, os.path.relpath(home, path.parent))
         path.write_text(page, encoding="utf-8")
+
+
+def _finish_search(index: Path) -> None:
+    """Rank records behind pages for users, and let the search work from files."""
+    found = json.loads(index.read_text(encoding="utf-8"))
+    for part in found["docs"]:
+        if part["location"].startswith((DECISIONS, f"{OUTSIDE}/")):
+            part["boost"] = RECORDS_WEIGHT
+    text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+    index.write_text(text, encoding="utf-8")
+    # A page that was opened from a file may load a script beside it, but read no data.
+    index.with_suffix(".js").write_text(f"var __index = {text}", encoding="utf-8")
 
 
 def main() -> int:
