@@ -201,7 +201,7 @@ def test_six_of_eight_networks_gain_at_the_best_static_depth() -> None:
         round(100 * (1 - 1 / ratio))
         for ratio in geometric_mean([verdict.ratio for verdict in verdicts])
     )
-    assert f"on average\ntakes {mean} % ({low} to {high}) less compute to match" in README
+    assert f"on average {mean} % less compute (95 % interval {low} to {high})" in README
     (worse,) = [-gain for gain in gains if gain < -0.05]
     assert f"makes {worse:.0f} % *more* errors" in README
 
