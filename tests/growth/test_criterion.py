@@ -105,6 +105,27 @@ def test_classes_may_come_last_unless_that_cannot_be_told() -> None:
         make_criterion(nn.CrossEntropyLoss(), torch.randn(6, 4, 4), torch.randint(4, (6, 4)))
 
 
+@pytest.mark.parametrize(
+    ("outputs", "targets", "fit"),
+    [
+        (TOKENS, WORDS, "loss='language'"),
+        (torch.randn(6, 4, 3, 2), torch.randint(4, (6, 3, 2)), "loss=nn.CrossEntropyLoss()"),
+        (TOKENS.transpose(1, 2), WORDS, "loss=nn.CrossEntropyLoss()"),
+    ],
+    ids=["tokens", "pixels", "positions"],
+)
+def test_many_predictions_for_a_sample_are_told_which_loss_fits(
+    outputs: Tensor, targets: Tensor, fit: str
+) -> None:
+    with pytest.raises(UsageError, match="is for one class per sample") as told:
+        make_criterion("classification", outputs, targets)
+    assert str(told.value).endswith(f"write {fit}")
+    loss = eval(fit.removeprefix("loss="), {"nn": nn})
+    each, correct = make_criterion(loss, outputs, targets).per_sample(outputs, targets)
+    assert len(each) == 6
+    assert correct is not None
+
+
 def test_numbers_are_never_compared_all_with_all() -> None:
     # [6, 1] with [6] would broadcast to [6, 6], with no more than a warning of PyTorch's.
     made = make_criterion(nn.MSELoss(), torch.arange(6.0)[:, None], torch.arange(6.0))

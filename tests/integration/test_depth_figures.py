@@ -50,5 +50,5 @@ def test_a_row_states_the_measured_ratio_and_front(
 
 def test_the_mean_over_cells_is_stated(verdicts: dict[str, Verdict]) -> None:
     mean, low, high = geometric_mean([verdict.ratio for verdict in verdicts.values()])
-    words = f"the geometric mean is {mean:.2f}, with a 95 % interval over these eight networks of"
+    words = f"The geometric mean is {mean:.2f}, with a 95 % interval over these eight networks of"
     assert f"{words} {low:.2f} to {high:.2f}" in PAGE

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import esper
@@ -14,6 +16,7 @@ from benchmarks._pages import python_blocks
 from benchmarks.depth.cells import CELLS
 from benchmarks.depth.command import read_records
 from benchmarks.depth.verdict import geometric_mean, judge
+from esper.growth.criterion import make_criterion
 from tests.growth.depth.models import make_gpt, tokens
 from tests.pages import section
 from tests.plots import make_batches, make_net
@@ -53,6 +56,16 @@ def test_the_lines_that_grow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len([line for line in grow.splitlines() if line.strip()]) == 6
     exec(grow.replace("epochs=40", "epochs=3"), names)
     assert {path.name for path in tmp_path.iterdir()} >= {"growth.svg", "grown.pt"}
+
+
+def test_the_losses_and_the_controller_it_names_are_those_of_grow() -> None:
+    assert "`tamiyo`, the default" in TEXT
+    assert inspect.signature(esper.grow).parameters["controller"].default == "tamiyo"
+    named = re.search(r"give `loss=(.*?)` \(next tokens\) or `(.*?)`", TEXT)
+    assert named is not None
+    scores, tokens = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
+    make_criterion(eval(named[1]), scores, tokens)
+    make_criterion(eval(named[2], {"nn": nn}), torch.randn(3, 2), torch.randn(3, 2))
 
 
 def test_the_saving_it_states_is_the_measured_one() -> None:

@@ -148,14 +148,17 @@ def _refuse_misfit(name: str, scores: Tensor, targets: Any) -> None:
     shapes = f"outputs {list(scores.shape)} and targets {list(targets.shape)} of {targets.dtype}"
     if name in ("multilabel", "regression") and scores.numel() != targets.numel():
         raise UsageError(f"loss={name!r} needs a target for each output, got {shapes}")
-    if name in ("classification", "language") and (
-        targets.is_floating_point() or targets.dim() != scores.dim() - 1
-    ):
+    is_labelled = not targets.is_floating_point() and targets.dim() == scores.dim() - 1
+    if name in ("classification", "language") and not is_labelled:
         raise UsageError(
             f"loss={name!r} needs one class number for each prediction, got {shapes}; write "
             "loss='regression' for numbers, loss='multilabel' for several labels at once, or give "
             "class numbers as targets.long()"
         )
+    if name == "classification" and scores.dim() > 2:
+        is_text = scores.dim() == 3 and scores.shape[:2] == targets.shape
+        fit = "loss='language'" if is_text else "loss=nn.CrossEntropyLoss()"
+        raise UsageError(f"loss={name!r} is for one class per sample, got {shapes}; write {fit}")
 
 
 def refuse_labels(scores: Tensor, labels: Any) -> None:

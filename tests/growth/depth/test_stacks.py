@@ -198,6 +198,41 @@ def test_the_reason_is_said_where_a_list_is_no_stack(model: nn.Module, reason: s
         esper.Deepen(model, torch.optim.SGD(model.parameters(), 0.1), example=X)
 
 
+def test_a_network_without_lists_of_blocks_is_told_what_else_there_is() -> None:
+    with pytest.raises(UsageError, match=r"; other networks can grow modules \(esper\.grow\)$"):
+        find(nn.Linear(8, 8), (X,), {}).choose("auto")
+
+
+class Recurrent(nn.Module):
+    """A block around one recurrent layer, as the message about `nn.LSTM` asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.rnn(x)[0]
+
+
+def test_layers_inside_one_recurrent_module_are_told_what_to_write() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 8, num_layers=4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lstm(x)[0]
+
+    model, sequences = Whole(), torch.randn(2, 5, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(UsageError) as told:
+        esper.Deepen(model, optimizer, example=sequences)
+    assert "(lstm: its 4 layers are one nn.LSTM; " in str(told.value)
+    assert str(told.value).endswith("a block of its own that returns x + self.rnn(x)[0])")
+    better = nn.Sequential(*(Recurrent() for _ in range(4)))
+    assert esper.find_stacks(better, sequences) == {"the model": 4}
+
+
 def test_a_stride_in_the_first_block_is_said() -> None:
     stage = nn.Sequential(Residual(4, 2), Residual(4))
     stage[0].short = stage[1].short = nn.Conv2d(4, 4, 1)

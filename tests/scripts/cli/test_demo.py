@@ -72,13 +72,15 @@ def test_text_of_a_network_fits_the_terminal(
     monkeypatch.setenv("COLUMNS", "60")
     made = outcomes(2.0, 2.1, 1.9)
     name = next(iter(made))
-    made[name] = replace(made[name], text="def one()\n" + " " * 90 + "pass\n   \n    two   \n")
+    text = f"def one()\n{' ' * 90}pass\n   \n{'x' * 90}\n    two   \n"
+    made[name] = replace(made[name], text=text)
     demo.print_outcomes(made, 0, is_interrupted=False)
     said = capsys.readouterr().out.splitlines()
     at = next(i for i, line in enumerate(said) if "writes, after 'def'" in line)
-    assert [line for line in said[at + 1 : at + 4]] == [
+    assert [line for line in said[at + 1 : at + 5]] == [
         "    def one()",
-        " " * 59 + "…",
+        "     … pass",
+        "    " + "x" * 55 + "…",
         "        two",
     ]
 

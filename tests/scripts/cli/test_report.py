@@ -41,6 +41,11 @@ def test_a_wrong_request_is_one_line(
     (tmp_path / "proof" / "config.yaml").write_text("command: prove\n")
     words = esper(capsys, "report", tmp_path / "proof").complaint()
     assert "`esper prove`, which has no run.db; its results are in report.md" in words
+    # `esper demo` leaves a report without a database.
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "report.html").touch()
+    words = esper(capsys, "report", tmp_path / "demo").complaint()
+    assert words.endswith(f"but a finished report: open {tmp_path / 'demo' / 'report.html'}")
     assert "is a folder" in esper(capsys, "report", run, "--out", run).complaint()
     (run / "run.db").write_bytes(b"not a database" * 100)
     said = esper(capsys, "report", run)

@@ -300,6 +300,9 @@ class TestHolding:
     def test_keeps_what_contributes(self, contribution: float, op: LifecycleOp) -> None:
         controller = heuristic()
         assert self.holding(controller, contribution=contribution).op(controller) == op
+        if op == PRUNE:
+            told = f"({contribution:+.2f} points; more than +0.50 is needed)"
+            assert controller.reasons()[0].endswith(told)
 
     @pytest.mark.parametrize(("contribution", "score"), [(0.0, 51.0), (5.0, 49.9)])
     def test_a_seed_has_time_to_learn_before_it_is_pruned(

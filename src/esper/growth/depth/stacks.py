@@ -143,7 +143,7 @@ class FoundStacks:
                 raise UsageError(
                     "the model has no stack that can be deepened; Deepen needs blocks of one class "
                     "and shape in a row in an nn.ModuleList or nn.Sequential"
-                    + (f" ({why})" if why else "")
+                    + (f" ({why})" if why else "; other networks can grow modules (esper.grow)")
                 )
             return dict(self.stacks)
         chosen = [names] if isinstance(names, str) else list(names)
@@ -203,6 +203,7 @@ def find(
             if not any(f"{container}.".startswith(prefix) for prefix in prefixes):
                 _find_in(container, children, calls, found)
     _note_single_blocks(model, path, found)
+    _note_recurrent_layers(model, path, found)
     return found
 
 
@@ -216,6 +217,16 @@ def _note_single_blocks(model: nn.Module, path: str, found: FoundStacks) -> None
         if name and is_single and len(list(module.modules())) > 2 and not has_stacks:
             others = {n: why for n, why in found.reasons.items() if not n.startswith(inside)}
             found.reasons = {**others, name: "it has only one block"}
+
+
+def _note_recurrent_layers(model: nn.Module, path: str, found: FoundStacks) -> None:
+    """Give recurrent modules of several layers their reason: PyTorch keeps these in one module."""
+    for name, module in model.named_modules(prefix=path):
+        if isinstance(module, nn.RNNBase) and module.num_layers > 1:
+            found.reasons[name or "the model"] = (
+                f"its {module.num_layers} layers are one nn.{type(module).__name__}; put each "
+                "layer into a block of its own that returns x + self.rnn(x)[0]"
+            )
 
 
 def block_lists(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -90,8 +90,10 @@ class SlotSuggestions(Sequence[str]):
         if self.others:
             lines.append(f"also possible: {', '.join(slot.path for slot in self.others)}")
         lines += [f"not possible: {reason}" for reason in self.refused.values()]
-        if self.uncovered:
-            lines.append(f"no slot covers: {', '.join(self.uncovered)}")
+        named = {slot.path for slot in self.others}
+        without = [part for part in self.uncovered if part not in named]
+        if without:
+            lines.append(f"parts without a slot: {', '.join(without)}")
         return "\n".join(lines)
 
 

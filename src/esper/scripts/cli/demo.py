@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +43,7 @@ BUDGET = 1.2e12
 """Training FLOPs of every network: less than a minute on one core."""
 _SAME = 0.05
 """Relative difference of training FLOPs up to which compute counts as equal."""
+_LONG_GAP = re.compile(r" {17,}")
 PROMPT = "def "
 """Prompt from which every network writes text."""
 PICTURE = "depth.svg"
@@ -330,7 +332,8 @@ def print_outcomes(outcomes: Outcomes, seed: int, *, is_interrupted: bool) -> No
         if one.text:
             print_line(console, f"\n{one.name} writes, after {PROMPT.strip()!r}:".strip())
             for line in filter(str.strip, one.text.splitlines()):
-                text = f"    {line.rstrip()}"
+                # Small networks write long runs of spaces, which would push the words off the line.
+                text = f"    {_LONG_GAP.sub(' … ', line.rstrip())}"
                 whole = len(text) <= console.width
                 print_line(console, text if whole else f"{text[: console.width - 1]}…")
 

@@ -116,6 +116,9 @@ def find_store(folder: str) -> Path:
                 f"{folder} was written by `esper {played.kind}`, which has no run.db; its results "
                 f"are in {RESULTS[played.kind]}"
             )
+        report = Path(folder, "report.html")
+        if report.is_file():
+            raise UsageError(f"{folder} has no run.db, but a finished report: open {report}")
         raise UsageError(f"{folder} has no run.db; give the folder of a run (see `esper runs`)")
     return path
 

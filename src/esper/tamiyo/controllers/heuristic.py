@@ -311,8 +311,9 @@ class HeuristicController(RowController[RowMemory]):
                 f"score changed by {improvement:+.2f} since it was germinated)"
             )
             return self._prune(row, slot, memory, why)
-        worth = f"{value:+.2f} {unit_of(row.score)}, needs more than {config.fossilize_above:.2f}"
-        return self._prune(row, slot, memory, f"{Why.WORTHLESS} ({worth})")
+        worth = f"{value:+.2f} {unit_of(row.score)}"
+        needed = f"more than {config.fossilize_above:+.2f} is needed"
+        return self._prune(row, slot, memory, f"{Why.WORTHLESS} ({worth}; {needed})")
 
     def _prune(self, row: RowView, slot: int, memory: RowMemory, why: str) -> Verdict:
         """Prune a seed at once and penalise its blueprint; wait if that is illegal."""

@@ -180,8 +180,8 @@ class TrialController(RowController[_Memory]):
                 memory,
                 f"{Why.WORTHLESS} (not measured in {row.epochs_in_stage[slot]} epochs)",
             )
-        needed = max(0.0 if is_frozen else config.keep_above, config.errors * error)
-        if value > needed:
+        least = max(0.0 if is_frozen else config.keep_above, config.errors * error)
+        if value > least:
             choice: Choice = {"op": LifecycleOp.FOSSILIZE, "slot": slot}
             is_legal = row.legal[LifecycleOp.FOSSILIZE][slot]
             return (choice, "") if is_legal else (WAIT, describe_waiting(row, slot))
@@ -189,8 +189,8 @@ class TrialController(RowController[_Memory]):
         if row.age[slot] < (config.frozen_learning_epochs if is_frozen else learning):
             return WAIT, describe_waiting(row, slot)
         worth = f"{format_contribution(value, error)} {unit_of(row.score)}"
-        why = f"{Why.WORTHLESS} ({worth}, needs more than {needed:.2f})"
-        return self._prune(row, slot, memory, why)
+        needed = f"more than {format_contribution(least)} is needed"
+        return self._prune(row, slot, memory, f"{Why.WORTHLESS} ({worth}; {needed})")
 
     def _prune(self, row: RowView, slot: int, memory: _Memory, why: str) -> Verdict:
         """Remove a seed and do not try it there again; wait where that is illegal."""
