@@ -36,10 +36,11 @@ def test_a_network_at_chance_is_named_after_five_epochs_or_a_tenth() -> None:
     [
         run([2.303, 2.0, 2.1, 2.0, 2.0]),
         run([2.9, 2.8, 2.7, 2.6, 2.5]),
+        run([2.311, 2.315, 2.307, 2.302, 2.288]),
         run([2.5, 2.4, 2.6, 2.5, 2.5], score=50.0) + run([2.5], score=40.0),
         run([2.303, math.nan, 2.303, 2.303, 2.303]),
     ],
-    ids=["lower", "falling", "right answers", "not finite"],
+    ids=["lower", "falling", "falling after the second", "right answers", "not finite"],
 )
 def test_a_network_that_learns_slowly_is_not_named(history: list[EpochRecord]) -> None:
     history = [*history[:4], replace(history[-1], epoch=5)]

@@ -69,8 +69,8 @@ def why_not_learning(
 ) -> str:
     """Return a sentence if a network has learned nothing early in its run, else an empty string.
 
-    That is after 5 epochs, or a tenth of the run. A loss that falls in every epoch counts as
-    learning, however slowly. If the loss of guessing is not known, only one that stands still is
+    That is after 5 epochs, or a tenth of the run. A loss that falls in every epoch after the second
+    counts as learning, however slowly: many networks get worse at first. If the loss of guessing is not known, only one that stands still is
     no learning: a network that was trained before may not improve.
 
     Args:
@@ -84,7 +84,7 @@ def why_not_learning(
     if len(losses) < count or horizon < _FEW_EPOCHS or not all(map(math.isfinite, losses)):
         return ""
     if chance_loss:
-        is_falling = all(after < before for before, after in pairwise(losses))
+        is_falling = all(after < before for before, after in pairwise(losses[1:]))
         if is_falling or not _has_not_learned(first, losses, chance_loss):
             return ""
         compared = f"its best validation loss is {min(losses):.4g}, and guessing gives "
