@@ -70,8 +70,9 @@ def why_not_learning(
     """Return a sentence if a network has learned nothing early in its run, else an empty string.
 
     That is after 5 epochs, or a tenth of the run. A loss that falls in every epoch after the second
-    counts as learning, however slowly: many networks get worse at first. If the loss of guessing is not known, only one that stands still is
-    no learning: a network that was trained before may not improve.
+    counts as learning, however slowly: many networks get worse at first. If the loss of guessing is
+    not known, only one that stands still is no learning: a network that was trained before may not
+    improve.
 
     Args:
         history: the epochs so far.
