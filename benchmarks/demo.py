@@ -20,18 +20,18 @@ from tools.instruction_sets import INSTRUCTION_SETS, available
 
 RECORDED = Path("research/demo/results.jsonl")
 SEEDS = 5
-Job = tuple[int, int, float | None]
-"""Which network, its seed, and its learning rate where it is not the demo's."""
+Job = tuple[int, int, float | None, float]
+"""Which network, its seed, its learning rate where it is not the demo's, and its compute."""
 
 
-def measure(job: Job, name: str = "", out: str | None = None, compute: float = 1.0) -> Any:
+def measure(job: Job, name: str = "", out: str | None = None) -> Any:
     """Train one network of the demo; write and return its results."""
     from dataclasses import replace
 
     from esper.scripts.cli.demo import ARMS
     from esper.scripts.cli.demo_networks import train_arm
 
-    number, seed, rate = job
+    number, seed, rate, compute = job
     arm = ARMS[number] if rate is None else replace(ARMS[number], learning_rate=rate)
     _, outcome = train_arm(arm, seed, compute, lambda point: True)
     found = {
@@ -53,14 +53,16 @@ def measure(job: Job, name: str = "", out: str | None = None, compute: float = 1
 
 
 def gains_of(results: Sequence[dict[str, Any]]) -> list[float]:
-    """Return by how many percent the grown network is below the best static one, by set and seed.
+    """Return by how many percent the grown network is below the best static one.
+
+    There is one figure for each instruction set, budget and seed.
 
     Positive is better. The best static network is chosen anew for each of them, and every network
     counts at its best rate.
     """
-    runs: dict[tuple[str, int], dict[str, float]] = {}
+    runs: dict[tuple[str, float, int], dict[str, float]] = {}
     for one in results:
-        losses = runs.setdefault((one["set"], one["seed"]), {})
+        losses = runs.setdefault((one["set"], one["compute"], one["seed"]), {})
         losses[one["network"]] = min(one["test_loss"], losses.get(one["network"], float("inf")))
     gains = []
     for losses in runs.values():
@@ -73,13 +75,16 @@ def gains_of(results: Sequence[dict[str, Any]]) -> list[float]:
 
 def summarize(results: Sequence[dict[str, Any]]) -> None:
     """Print medians over seeds, and what growing gains."""
-    cells: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
+    cells: dict[tuple[str, float, str, float], list[dict[str, Any]]] = {}
     for one in results:
-        cells.setdefault((one["set"], one["network"], one["rate"]), []).append(one)
+        key = (one["set"], one["compute"], one["network"], one["rate"])
+        cells.setdefault(key, []).append(one)
     rows = [
         [
             name,
+            f"{compute:g}",
             network,
+            str(own[0]["steps"]),
             f"{rate:g}",
             str(len(own)),
             f"{median(one['test_loss'] for one in own):.4f}",
@@ -88,18 +93,20 @@ def summarize(results: Sequence[dict[str, Any]]) -> None:
             f"{own[0]['flops']:.3g}",
             f"{median(one['cpu_s'] for one in own):.0f}",
         ]
-        for (name, network, rate), own in sorted(
-            cells.items(), key=lambda cell: (cell[0][0], cell[0][2])
+        for (name, compute, network, rate), own in sorted(
+            cells.items(), key=lambda cell: (cell[0][0], cell[0][1], cell[0][3])
         )
     ]
-    columns = ["set", "network", "rate", "seeds", "median", "test loss", "FLOPs", "CPU s"]
-    print_table(columns, rows)
-    if gains := gains_of(results):
-        told = f"{sum(gain > 0 for gain in gains)} of {len(gains)} runs"
-        print(
-            f"\ntest loss below the best static network: {median(gains):+.1f} % in the median "
-            f"({min(gains):+.1f} to {max(gains):+.1f}), ahead in {told}"
-        )
+    columns = ["set", "compute", "network", "steps", "rate", "seeds", "median", "test loss"]
+    print_table([*columns, "FLOPs", "CPU s"], rows)
+    for compute in sorted({one["compute"] for one in results}):
+        gains = gains_of([one for one in results if one["compute"] == compute])
+        if gains:
+            print(
+                f"\ncompute {compute:g}: test loss below the best static network: "
+                f"{median(gains):+.1f} % in the median ({min(gains):+.1f} to {max(gains):+.1f}), "
+                f"ahead in {sum(gain > 0 for gain in gains)} of {len(gains)} runs"
+            )
 
 
 def main(arguments: list[str]) -> int:
@@ -110,7 +117,14 @@ def main(arguments: list[str]) -> int:
         "--rates", type=float, nargs="+", metavar="R", help="learning rates instead of the demo's"
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="networks side by side")
-    parser.add_argument("--compute", type=float, default=1.0, metavar="X")
+    parser.add_argument(
+        "--compute",
+        type=float,
+        nargs="+",
+        default=[1.0],
+        metavar="X",
+        help="training FLOPs as multiples of the demo's",
+    )
     parser.add_argument("--out", metavar="FILE", help="JSON lines of results, to go on with")
     parser.add_argument(
         "--summary", action="store_true", help=f"only print what --out holds, or {RECORDED}"
@@ -119,31 +133,38 @@ def main(arguments: list[str]) -> int:
     if options.summary:
         recorded = RECORDED if options.out is None else Path(options.out)
         require_results(recorded)
-        summarize(_read(str(recorded)))
+        summarize(read(recorded))
         return 0
-    results = _read(options.out)
+    results = [] if options.out is None else read(Path(options.out))
     rates = options.rates or [None]
-    jobs = [(arm, seed, r) for seed in range(options.seeds) for r in rates for arm in range(3)]
+    jobs = [
+        (arm, seed, rate, compute)
+        for compute in options.compute
+        for seed in range(options.seeds)
+        for rate in rates
+        for arm in range(3)
+    ]
     sets = ["as it is"] if options.sets is None else options.sets or available()
     for name in sets:
         done = [one for one in results if one["set"] == name]
-        todo = [job for job in jobs if not _is_done(job, done, options.compute)]
-        work = partial(measure, name=name, out=options.out, compute=options.compute)
+        todo = [job for job in jobs if not _is_done(job, done)]
+        work = partial(measure, name=name, out=options.out)
         results += run_all(work, todo, options.jobs, INSTRUCTION_SETS.get(name))
     summarize(results)
     return 0
 
 
-def _read(path: str | None) -> list[dict[str, Any]]:
-    if path is None or not Path(path).exists():
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the results in a file; none if it does not exist yet."""
+    if not path.exists():
         return []
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _is_done(job: Job, done: Sequence[dict[str, Any]], compute: float) -> bool:
+def _is_done(job: Job, done: Sequence[dict[str, Any]]) -> bool:
     from esper.scripts.cli.demo import ARMS
 
-    number, seed, rate = job
+    number, seed, rate, compute = job
     arm = ARMS[number]
     wanted = (arm.name, seed, arm.learning_rate if rate is None else rate, compute)
     return any((one["network"], one["seed"], one["rate"], one["compute"]) == wanted for one in done)

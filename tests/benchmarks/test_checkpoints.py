@@ -30,6 +30,7 @@ def test_each_seed_counts_at_its_better_rate_on_validation_data() -> None:
     assert scratch[5:] == ["70.000", "+2.000 ± 1.000"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::esper.EsperWarning")
 def test_what_was_run_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.jsonl"

@@ -19,6 +19,7 @@ def _row(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, str]:
     return dict(zip(header, row, strict=True))
 
 
+@pytest.mark.slow
 def test_settings_reach_the_reward_and_the_learner(capsys: pytest.CaptureFixture[str]) -> None:
     plain = _row(capsys)
     assert plain["round"] == "1"

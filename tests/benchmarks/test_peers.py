@@ -50,6 +50,7 @@ def test_the_table_shows_seeds_at_the_rate_that_validation_chose(
     assert cells[:6] == ["grow", "plain, 8 neurons", "0.03", "2", "91.00", "90.00 to 92.00"]
 
 
+@pytest.mark.slow
 def test_an_arm_is_measured_as_it_is_said() -> None:
     found = peers.measure(0, 0.01, 0)
     assert (found["task"], found["arm"], found["parameters"]) == ("grow", "plain, 8 neurons", 682)

@@ -44,7 +44,7 @@ def test_a_run_of_ten_epochs_ends_while_a_seed_is_blended_in() -> None:
 
 
 def test_the_grown_network_of_the_demo_is_ahead_at_equal_compute() -> None:
-    results = [demo.measure((arm, 0, None)) for arm in range(3)]
+    results = [demo.measure((arm, 0, None, 1.0)) for arm in range(3)]
     (gain,) = demo.gains_of(results)
     assert gain > 0.0, results
 

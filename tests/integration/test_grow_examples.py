@@ -63,14 +63,22 @@ def test_keeping_ones_own_loop(
     assert lines[-1].endswith("502 parameters")
 
 
+ABORT_AT_EXIT = "terminate called without an active exception"
+"""On a busy machine, about one plain DDP program in eight aborts so after its last line (gloo,
+PyTorch 2.13), without Esper too."""
+
+
 def test_growing_in_two_processes() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*command, "--nproc-per-node=2", str(EXAMPLES / "distributed.py"), "--epochs=2"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    for _ in range(3):
+        done = subprocess.run(
+            [*command, "--nproc-per-node=2", str(EXAMPLES / "distributed.py"), "--epochs=2"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ABORT_AT_EXIT not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("epoch 2: ")
     assert len(done.stdout.splitlines()) == 1

@@ -19,6 +19,7 @@ from benchmarks.depth.cells import CELLS
 from benchmarks.depth.command import read_records
 from benchmarks.depth.picture import draw_front
 from benchmarks.depth.verdict import geometric_mean, judge
+from esper.scripts.cli.demo import ARMS
 from tests.pages import section
 
 ROOT = Path(__file__).parents[2]
@@ -279,6 +280,27 @@ def test_what_the_table_of_readme_quotes_is_on_the_page_of_results() -> None:
         "**a network that is large enough"
     )
     short = rows(section(RESULTS, "Short runs"))
-    assert f"{short['10'][2]} points after 10 epochs, {short['50'][2]} after 50" in of_readme(
-        "**fewer than 12 epochs"
-    )
+    assert f"{short['10'][2]} points after 10 epochs" in of_readme("**a short run**")
+
+
+def test_short_runs_of_deepen() -> None:
+    records = demo.read(RESEARCH / "demo" / "short.jsonl")
+    page, readme = rows(section(RESULTS, "Short runs")), of_readme("**a short run**")
+    static_2, static_4, grown = (arm.name for arm in ARMS)
+    budgets = sorted({record["compute"] for record in records})
+    assert len(budgets) == 5
+    for compute in budgets:
+        own = [record for record in records if record["compute"] == compute]
+        losses = {
+            name: median(record["test_loss"] for record in own if record["network"] == name)
+            for name in (static_2, static_4, grown)
+        }
+        (steps,) = {record["steps"] for record in own if record["network"] == static_4}
+        gaps = [100 * (losses[grown] / losses[name] - 1) for name in (static_4, static_2)]
+        words = [f"{abs(gap):.1f} % {'higher' if gap > 0 else 'lower'}" for gap in gaps]
+        stated = [f"{losses[name]:.3f}" for name in (static_2, static_4, grown)]
+        row = page[f"{compute:.0%}".replace("%", " %")]
+        assert [cell.replace("*", "") for cell in row[1:]] == [f"{steps:,}", *stated, *words]
+        if steps in (150, 600):
+            assert words[0] in readme.replace("*", "")
+            assert f"after {steps}" in readme

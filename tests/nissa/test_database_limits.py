@@ -30,7 +30,11 @@ def run(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "run"))
 
 
-@pytest.mark.parametrize("name", [name for name in BAD_STORES if name != "a score that is a text"])
+REPLACED = {"a score that is a text", "a number of epochs that is a text"}
+"""What continuing a run writes anew."""
+
+
+@pytest.mark.parametrize("name", [name for name in BAD_STORES if name not in REPLACED])
 def test_a_bad_store_is_one_line_for_whoever_continues_it(run: Path, name: str) -> None:
     BAD_STORES[name](run / "run.db")
     began = time.monotonic()

@@ -88,7 +88,7 @@ def test_a_small_network_takes_more_steps_and_all_spend_their_budget() -> None:
             assert (spent <= share).all()
 
 
-@pytest.mark.parametrize("strategy", ["stacked", "workers"])
+@pytest.mark.parametrize("strategy", ["stacked", pytest.param("workers", marks=pytest.mark.slow)])
 def test_all_strategies_spend_a_budget_alike(strategy: Strategy) -> None:
     with populations(make(), make(strategy)) as (plain, other):
         for here, there in zip(play(plain), play(other), strict=True):

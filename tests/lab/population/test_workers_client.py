@@ -146,6 +146,7 @@ def test_rows_are_dealt_so_that_processes_have_as_many(
     assert split_rows(rows, processes, others) == dealt
 
 
+@pytest.mark.slow
 def test_workers_give_the_numbers_of_rows_one_after_another_though_one_is_killed() -> None:
     plain = make_population([TinyValues], 3)
     shared = make_population([TinyValues], 3, "workers", workers=2)

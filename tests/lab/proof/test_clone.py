@@ -99,6 +99,7 @@ def test_what_counts_is_a_choice_and_what_is_wanted_is_legal(cloned: tuple[Path,
     assert {int(LifecycleOp.WAIT), int(LifecycleOp.GERMINATE)} <= set(ops)
 
 
+@pytest.mark.slow
 def test_a_clone_that_was_stopped_goes_on_to_the_same_end(
     tmp_path: Path, cloned: tuple[Path, Cloner]
 ) -> None:

@@ -70,6 +70,7 @@ def test_children_are_plans_of_the_first_rung_that_differ_from_all_others(whole:
     assert read_again.plans.keys() == whole.plans.keys()
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_ends_with_the_same_file(whole: Search, tmp_path: Path) -> None:
     folder = tmp_path / "again"
     for epochs in (3, 20):
@@ -137,6 +138,7 @@ def test_a_clone_is_taught_no_schedule_that_begins_before_there_was_anything_to_
     assert taught[0] not in teach(0.1, others)
 
 
+@pytest.mark.slow
 def test_static_depths_are_played_and_chosen_by_member_and_by_descriptors(tmp_path: Path) -> None:
     base = TinyText.defaults.replace(horizon=6, budget="6x")
     texts = [

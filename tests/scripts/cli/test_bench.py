@@ -142,6 +142,7 @@ def test_the_help_names_every_target(capsys: pytest.CaptureFixture[str]) -> None
         assert word in said.out
 
 
+@pytest.mark.slow
 def test_rounds_of_a_recipe_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     said = esper(capsys, "bench", "round", "--device", "cpu", "--rounds", 1)
     assert said.code == 0, said.err

@@ -23,6 +23,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_from_a_search_to_a_policy_that_trains_on(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, searched: Path
 ) -> None:

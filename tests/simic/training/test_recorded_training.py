@@ -359,6 +359,7 @@ def test_a_run_folder_of_the_old_format_is_refused_in_one_line(tmp_path: Path) -
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_previous_checkpoint_can_be_gone_on_from(tmp_path: Path, whole: Path) -> None:
     folder = tmp_path / "run"
     carry_out(start_training(folder, tiny_config(checkpoint_seconds=0.01), sinks=()), 33)
