@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 from typing import Any
 
 import pytest
@@ -162,3 +163,11 @@ def test_a_model_of_torchscript_is_refused_by_name() -> None:
         Garden(scripted, ["0"], X)
     with pytest.raises(UsageError, match="'1' of the model is compiled by TorchScript"):
         Garden(nn.Sequential(nn.Linear(4, 4), scripted), ["0"], X)
+
+
+def test_weights_that_are_not_finite_are_refused_with_their_number() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with torch.no_grad():
+        model[0].weight[0, :3] = torch.tensor([math.nan, math.inf, 1.0])
+    with pytest.raises(UsageError, match=r"^2 of 16 values of the parameter '0.weight' are not"):
+        Garden(model, ["0"], X)

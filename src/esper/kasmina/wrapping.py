@@ -160,10 +160,11 @@ def refuse_adapted(model: nn.Module) -> None:
 
 
 def refuse_unsuitable(model: nn.Module) -> None:
-    """Refuse what is no module, adapted, sharded, scripted, or grows in another garden."""
+    """Refuse what is no module, adapted, broken, sharded, scripted, or grows in another garden."""
     if not isinstance(model, nn.Module):
         raise UsageError(describe_no_module(model))
     refuse_adapted(model)
+    _refuse_non_finite(model)
     for name, module in model.named_modules():
         told = f"{name!r} of the model" if name else "the model"
         # By name: to import these classes takes longer than to build most models.
@@ -185,6 +186,19 @@ def refuse_unsuitable(model: nn.Module) -> None:
             "the model already grows: seeds of an earlier run or Garden are active in it; build "
             "the model anew, or give its plain copy, grown.bake() or garden.bake()"
         )
+
+
+def _refuse_non_finite(model: nn.Module) -> None:
+    """Refuse weights that no training can mend."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter) or parameter.is_meta:
+            continue
+        if not bool(torch.isfinite(parameter.detach()).all()):
+            count = int((~torch.isfinite(parameter.detach())).sum())
+            raise UsageError(
+                f"{count:,} of {parameter.numel():,} values of the parameter {name!r} are not "
+                "finite before training; build the model anew, or load other weights"
+            )
 
 
 def watch(kind: type[Garden]) -> None:

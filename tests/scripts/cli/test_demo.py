@@ -117,13 +117,15 @@ def test_ctrl_c_tests_what_is_there_and_tells_it(
     monkeypatch.setattr(demo, "ARMS", ARMS[1:])
     monkeypatch.setattr(demo.DemoView, "show", interrupt)
     monkeypatch.setenv("COLUMNS", "200")
-    said = esper(capsys, "demo", "--compute", 0.3, "--out", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    said = esper(capsys, "demo", "--compute", 0.3, "--out", "run")
     assert said.code == 130, said.err
     assert "Stopped after " in said.out
     assert all(arm.name in said.out for arm in ARMS[1:])
     assert said.out.count("writes, after 'def'") == 2
-    assert (tmp_path / "depth.svg").is_file()
-    assert (tmp_path / "report.html").is_file()
+    for name, path in (("picture", "run/depth.svg"), ("report", "run/report.html")):
+        assert f"{name}: {path}\n" in said.out
+        assert (tmp_path / path).is_file()
 
 
 def test_without_a_place_to_write_to_the_result_is_told_all_the_same(

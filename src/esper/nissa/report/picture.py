@@ -411,7 +411,7 @@ def _draw_run(history: Sequence[EpochRecord]) -> tuple[list[str], float]:
         drawing.extend([*lanes, *frame.axis(top)])
         compute, top = draw_compute(history, frame, top + ROW + 26)
         return [*drawing, *compute], top + MARGIN
-    text = "Slots: colour is the stage, height is alpha"
+    text = "Slots: colour is the stage, height is how far a seed is blended in (alpha)"
     drawing.append(label(text, class_="strong", x=MARGIN, y=top, dy=".9em"))
     lanes, top = draw_slots(read_lanes(history, seed_records(history)), frame, top + ROW + 4)
     return [*drawing, *lanes], top + MARGIN

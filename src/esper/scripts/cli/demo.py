@@ -137,6 +137,7 @@ def run(options: argparse.Namespace) -> int:
         )
     grown = outcomes[ARMS[-1].name]
     problems = [f"{one.name}: {one.problem}" for one in outcomes.values() if one.problem]
+    report = str(folder / REPORT) if grown.report else ""
     picture = ""
     if any(one.curve for one in outcomes.values()):
         try:
@@ -152,14 +153,14 @@ def run(options: argparse.Namespace) -> int:
             "interrupted": bool(noted),
             "networks": [asdict(one) for one in outcomes.values()],
             "picture": picture,
-            "report": grown.report,
+            "report": report,
             "problems": problems,
         }
         print_json(document)
     else:
         print_outcomes(outcomes, options.seed, is_interrupted=bool(noted))
         out = out_console()
-        for name, path in (("picture", picture), ("report", grown.report)):
+        for name, path in (("picture", picture), ("report", report)):
             if path:
                 print_line(out, f"{name}: {path}")
         spent = sum(one.cpu_s for one in outcomes.values())
