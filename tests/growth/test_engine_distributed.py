@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from esper.growth.grow import grow
 from esper.kasmina.garden import Garden
 from esper.leyline.errors import SlotError, UsageError
 from esper.leyline.stages import SeedStage
+from tests.growth.two_processes import WORLD, run_in_two
 from tests.kasmina.gardens import ResidualStack
 from tests.plots import (
     EAGER,
@@ -39,7 +38,6 @@ from tests.plots import (
     raise_seed,
 )
 
-WORLD = 2
 BATCHES = make_batches(6, 16, seed=3)
 
 
@@ -53,32 +51,12 @@ SCENARIOS = (
     "a_copied_block",
 )
 
-PROGRAM = """
-import sys
-from tests.growth import test_engine_distributed as here
-here.play(sys.argv[1], int(sys.argv[2]))
-"""
-
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What two processes say who go through all scenarios together: each name, then how it was."""
-    folder = str(tmp_path_factory.mktemp("meeting"))
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, folder, str(rank)],
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        return [process.communicate(timeout=200)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
+    ended = run_in_two(__name__, tmp_path_factory.mktemp("meeting"))
+    return [out + errors for _, out, errors in ended]
 
 
 def play(folder: str, rank: int) -> None:

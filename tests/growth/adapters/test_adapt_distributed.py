@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,13 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from esper.growth.adapters.adapt import Adapt
 from esper.leyline.errors import UsageError
 from tests.growth.adapters.test_adapt import adamw, loss_of, make, train
-
-WORLD = 2
-PROGRAM = """
-import sys
-from tests.growth.adapters import test_adapt_distributed as here
-here.play(sys.argv[1], int(sys.argv[2]))
-"""
+from tests.growth.two_processes import WORLD, run_in_two
 
 
 def play(folder: str, rank: int) -> None:
@@ -69,23 +61,9 @@ def play(folder: str, rank: int) -> None:
 
 
 def test_two_processes_have_the_same_adapters(tmp_path: Path) -> None:
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path), str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        ended = [process.communicate(timeout=120) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in started] == [0, 0], ended[0][1] + ended[1][1]
-    first, second = (out.splitlines() for out, _ in ended)
+    ended = run_in_two(__name__, tmp_path)
+    assert [code for code, _, _ in ended] == [0, 0], ended[0][2] + ended[1][2]
+    first, second = (out.splitlines() for _, out, _ in ended)
     assert first == second
     assert [line.split()[0] for line in first] == ["ranks", "sum", "one", "late", "refused"]
     assert first[3].startswith("late 6 ")

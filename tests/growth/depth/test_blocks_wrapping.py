@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -25,8 +21,9 @@ from esper.growth.depth.blocks import inner_optimizers, unwrapped
 from esper.growth.depth.deepen import Deepen
 from esper.leyline.errors import UsageError
 from tests.growth.depth.models import make_gpt, tokens, train
+from tests.growth.two_processes import WORLD, run_in_two
 
-WORLD, STEPS = 2, 8
+STEPS = 8
 SCENARIOS = (
     "ddp",
     "ddp_that_finds_unused_parameters",
@@ -36,33 +33,13 @@ SCENARIOS = (
     "fsdp_gathers_no_sleeping_block",
     "controllers_decide_alike",
 )
-PROGRAM = """
-import sys
-from tests.growth.depth import test_blocks_wrapping as here
-here.play(sys.argv[1], int(sys.argv[2]))
-"""
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What two processes say that go through all scenarios together."""
-    folder = str(tmp_path_factory.mktemp("meeting"))
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, folder, str(rank)],
-            cwd=Path(__file__).parents[3],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        return [process.communicate(timeout=250)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
+    ended = run_in_two(__name__, tmp_path_factory.mktemp("meeting"), seconds=250)
+    return [out + errors for _, out, errors in ended]
 
 
 def play(folder: str, rank: int) -> None:
