@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from esper.growth.adapters.adapt import Adapt
 from esper.leyline.errors import UsageError
 from tests.growth.adapters.test_adapt import adamw, loss_of, make, train
-from tests.growth.two_processes import WORLD, run_in_two
+from tests.growth.two_processes import WORLD, leave, run_in_two
 
 
 def play(folder: str, rank: int) -> None:
@@ -57,7 +57,7 @@ def play(folder: str, rank: int) -> None:
         print("refused", error, flush=True)
     # One that leaves while the other still talks to it may leave that one hanging.
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def test_two_processes_have_the_same_adapters(tmp_path: Path) -> None:
