@@ -70,7 +70,7 @@ PyTorch 2.13), without Esper too."""
 
 def test_growing_in_two_processes() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    for _ in range(3):
+    for _ in range(4):
         done = subprocess.run(
             [*command, "--nproc-per-node=2", str(EXAMPLES / "distributed.py"), "--epochs=2"],
             capture_output=True,
