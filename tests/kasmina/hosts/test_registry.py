@@ -55,6 +55,7 @@ def test_built_in_hosts_are_registered() -> None:
         "residual": "cnn",
         "resnet": "cnn",
         "mlp": "vector",
+        "tcn": "sequence",
         "transformer": "sequence",
         "vit": "sequence",
     }

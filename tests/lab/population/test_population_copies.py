@@ -20,6 +20,7 @@ from esper.kasmina.hosts import (
     BuiltInSeed,
     GrownConfig,
     ResnetConfig,
+    TcnConfig,
     TransformerHost,
     VitConfig,
     build_host,
@@ -147,12 +148,14 @@ LIFE: list[list[Choice]] = [
 
 RESNET = ResnetConfig(channels=(4, 4), in_channels=1, num_classes=3)
 VIT = VitConfig(dim=8, layers=2, segments=2, image_size=6, patch=2, in_channels=1, num_classes=3)
+TCN = TcnConfig(vocab=7, dim=8, layers=2, segments=2)
 
 TASKS = {
     "text": lambda: text(**ADAMW, **OWN_RATES),
     "images": images,
     "resnet": lambda: images(host="resnet", host_options=RESNET),
     "vit": lambda: images(host="vit", host_options=VIT, **ADAMW),
+    "tcn": lambda: text(host="tcn", host_options=TCN, **ADAMW),
     "text with a budget": lambda: text(learning_rate=0.02, budget="4x"),
     "images with a budget": lambda: images(**ADAMW, budget="12x"),
 }

@@ -188,3 +188,21 @@ def test_hindsight_needs_two_seeds_and_may_wait() -> None:
     worse: Table = {"m": {"a": ratios(-0.1, -0.2)}, "n": {"a": ratios(-0.3, -0.1)}}
     found = measure_headroom(worse, ["a"], "val")
     assert (found["hindsight"], found["single"]) == (0.0, 0.0)
+
+
+def test_a_member_may_differ_from_those_that_look_like_it() -> None:
+    table: Table = {
+        "m": {"a": ratios(0.4, 0.4, 0.4, 0.4)},
+        "n": {"a": ratios(-0.4, -0.4, -0.4, -0.4)},
+        "o": {"a": ratios(-0.4)},
+    }
+    pooled = {name: own["a"] for name, own in shrunk(table, "val", ALIKE).items()}
+    assert pooled["m"] == pytest.approx(pooled["n"])
+    found = {name: own["a"] for name, own in shrunk(table, "val", ALIKE, hidden=0.8).items()}
+    assert found["m"] > 0.25
+    assert found["n"] < found["o"] < 0, "four seeds tell more than one"
+    assert shrunk(table, "val", ALIKE, hidden=1.0)["m"]["a"] > found["m"]
+    assert best_by_member(table, ["a"], "val", ALIKE, hidden=0.8)["m"][0] == "a"
+    places = {**ALIKE, "new": {"slots": 2.0}}
+    taught = best_by_likeness(table, ["a"], "val", places, price=0.0, most=1, hidden=0.8)
+    assert taught == {"m": "a", "n": None, "o": None, "new": None}

@@ -26,37 +26,36 @@ from tests.lab.proof.small import member
 def test_all_networks_together_take_one_budget(epochs: int) -> None:
     first, second = decision_epochs(epochs)
     assert 1 <= first < second < epochs
-    together = 4 * first + 2 * (second - first) + (epochs - second)
+    together = 3 * first + 2 * (second - first) + (epochs - second)
     spent = Fraction(2, 3) * Fraction(together, epochs)
     assert 1 - Fraction(1, 2 * epochs) < spent <= 1
     assert spent == 1 or epochs % 2
 
 
-def test_decisions_come_after_an_eighth_and_a_quarter_of_a_run() -> None:
-    assert decision_epochs(80) == (10, 20)
-    assert decision_epochs(60) == (7, 16)
+def test_decisions_come_after_a_sixth_and_a_third_of_a_run() -> None:
+    assert decision_epochs(30) == (5, 10)
+    assert decision_epochs(60) == (10, 20)
 
 
-def test_the_better_half_goes_on_twice() -> None:
-    # Eight epochs: decisions after one and two. Only what is seen by then counts.
+def test_the_worst_is_stopped_twice() -> None:
+    # Eight epochs: decisions after one and three. Only what is seen by then counts.
     curves = [
-        [3.0, 3.0, *[0.0] * 6],
-        [1.0, 9.0, *[9.0] * 6],
-        [2.0, 4.0, *[0.0] * 6],
-        [1.5, 9.0, *[9.0] * 6],
+        [3.0, 3.0, 3.0, *[0.0] * 5],
+        [1.0, 9.0, 9.0, *[9.0] * 5],
+        [2.0, 4.0, 4.0, *[0.0] * 5],
     ]
-    assert halve(curves) == (2, [2, 1, 8, 1])
+    assert halve(curves) == (2, [3, 1, 8])
 
 
 def test_the_best_score_so_far_counts_and_of_equals_the_first() -> None:
-    curves = [[5.0, 1.0], [4.0, 4.9], [math.nan, 9.0], [5.0, 1.0]]
-    curves = [[*curve, *[0.0] * 6] for curve in curves]
-    assert halve(curves) == (0, [8, 1, 1, 2])
+    curves = [[5.0, 1.0, 1.0], [math.nan, 9.0, 9.0], [4.0, 5.0, 4.9]]
+    curves = [[*curve, *[0.0] * 5] for curve in curves]
+    assert halve(curves) == (0, [8, 1, 3])
 
 
 def test_every_seed_has_the_result_of_its_own_best_network() -> None:
     runs = []
-    for number in range(4):
+    for number in range(3):
         own = result("any", "m", errors=[0.1 * (number + 1), 0.2 * (number + 1)], purpose="halving")
         curves = [[float(-number)] * 8, [float(number)] * 8]
         grown_at = [[number], [10 + number]]
@@ -71,10 +70,10 @@ def test_every_seed_has_the_result_of_its_own_best_network() -> None:
         )
     found = combine(runs, "halving")
     assert found.key == ("proof", "halving", "m")
-    assert found.test_errors == pytest.approx([0.1, 0.8])
-    assert found.curves == [[0.0] * 8, [3.0] * 8]
-    assert found.germinated_at == [[0], [13]]
-    # Epochs: 8 of the best, 2 of the second, 1 of two others.
+    assert found.test_errors == pytest.approx([0.1, 0.6])
+    assert found.curves == [[0.0] * 8, [2.0] * 8]
+    assert found.germinated_at == [[0], [12]]
+    # Epochs: 8 of the best, 3 of the second, 1 of the other.
     assert found.training_flops == pytest.approx([24 * 12 / 8, 48 * 12 / 8])
     assert (found.seeds, found.host_flops) == (runs[0].seeds, runs[0].host_flops)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from esper.lab.proof.static import deepened
 from esper.lab.tasks.arena import HORIZON, DepthMember, Draws
+from esper.lab.tasks.data.text import fold
 from esper.lab.tasks.family import Family
 from esper.lab.tasks.family_presets import DEPTH_FAMILY, DEPTH_SMALL
 from esper.lab.tasks.task import get_task
@@ -41,7 +43,8 @@ def test_the_level_of_a_member_is_that_of_its_text() -> None:
     text = dataclasses.replace(TEXT, data="mirrors", train_size=0)
     assert text.task().config.level is None
     hard = dataclasses.replace(text, level=9).task()
-    assert bytes(hard.load().splits.samples["train"][0].tolist()).find(b":") in range(20)
+    colon = int(fold(np.array([ord(":")], np.uint8))[0])
+    assert hard.load().splits.samples["train"][0].tolist().index(colon) in range(20)
     assert hard.config.level == 9
 
 
@@ -49,7 +52,7 @@ def test_the_budget_pays_for_its_steps_and_its_evaluations() -> None:
     task = TEXT.task()
     config = task.config
     assert (config.horizon, len(task.slot_paths)) == (HORIZON, 1)
-    samples = 3 * 16 * 700 + HORIZON * config.validation_samples
+    samples = 3 * config.batch_size * 700 + HORIZON * config.validation_samples
     assert task.compute_budget(config.validation_samples) == samples * task.host_flops
     # However many epochs are played, the FLOPs are the same.
     assert TEXT.task(horizon=20).config.budget == config.budget
@@ -105,28 +108,28 @@ def test_every_shipped_member_has_a_level_that_its_text_has(family: Family) -> N
     }
     for data, level in texts:
         assert get_task(data, level=level or None).config.level == (level or None)
-    assert {data for data, level in texts if level} >= {"sums", "facts", "repeats", "links"}
+    assert {data for data, level in texts if level} == {"copies", "facts", "sorting", "sums"}
 
 
 def test_the_splits_of_the_small_family_share_no_member() -> None:
     train, select = (set(DEPTH_SMALL.members(split)) for split in ("train", "select"))
     claim = set(DEPTH_SMALL.drawn_claim("0" * 64))
-    assert (len(train), len(select), len(claim)) == (24, 12, 32)
+    assert (len(train), len(select), len(claim)) == (30, 15, 36)
     assert not train & select
     assert not claim & (train | select)
 
 
 @pytest.mark.parametrize(
     ("kind", "data", "stages"),
-    [("gpt", "chain", 1), ("resnet", "digits", 2), ("vit", "fashion14", 1)],
+    [("gpt", "chain", 1), ("tcn", "copies", 1), ("resnet", "digits", 2), ("vit", "fashion14", 1)],
 )
 def test_every_stage_of_every_kind_can_be_doubled(kind: str, data: str, stages: int) -> None:
     member = DepthMember(kind=kind, data=data, width=8, stages=stages, steps=20_000)  # type: ignore[arg-type]
     task = member.task()
     assert len(task.slot_paths) == member.num_slots == stages
     assert member.descriptors()["slots"] == stages
-    deeper = deepened(task, 8)
-    assert 3.0 < deeper.host_flops / task.host_flops <= 8.0
+    deeper = deepened(task, 4)
+    assert 2.0 < deeper.host_flops / task.host_flops <= 4.0
     budgets = {one.compute_budget(one.config.validation_samples) for one in (task, deeper)}
     assert len(budgets) == 1, "a deeper network has no more FLOPs"
 
@@ -154,5 +157,27 @@ def test_a_kind_and_two_data_sets_are_in_claim_alone() -> None:
     }
     claim = DEPTH_FAMILY.drawn_claim("1" * 64)
     assert {member.kind for member in claim} - seen["kind"] == {"vit"}
-    assert {member.data for member in claim} - seen["data"] == {"fashion14", "links"}
-    assert {member.kind for member in claim} == {"gpt", "resnet", "vit"}
+    assert {member.data for member in claim} - seen["data"] == {"fashion14", "sums"}
+    assert {member.kind for member in claim} == {"tcn", "resnet", "vit"}
+
+
+def test_a_kind_and_a_text_of_the_small_family_are_in_claim_alone() -> None:
+    seen = [m for split in ("train", "select") for m in DEPTH_SMALL.members(split)]  # type: ignore[arg-type]
+    claim = DEPTH_SMALL.drawn_claim("1" * 64)
+    assert {m.kind for m in claim} - {m.kind for m in seen} == {"gpt"}  # type: ignore[union-attr]
+    assert {m.data for m in claim} - {m.data for m in seen} == {"sums"}
+
+
+@pytest.mark.parametrize("digest", ["0", "7", "f"])
+def test_every_member_can_be_played_at_every_depth_also_by_halving(digest: str) -> None:
+    members = [*DEPTH_SMALL.members("train"), *DEPTH_SMALL.drawn_claim(digest * 64)]
+    least = {}
+    for member in members:
+        task = member.task()
+        config = task.config
+        assert config.budget is not None
+        deep = deepened(task, 4).host_flops
+        share = deep * (3 * config.batch_size + config.validation_samples)
+        steps = 2 / 3 * float(config.budget) / HORIZON / share
+        least[member.label] = steps
+    assert min(least.values()) >= 1.0, min(least.items(), key=lambda pair: pair[1])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from esper.growth.depth.stacks import find_stacks
 from esper.lab.tasks import DataCache, get_task
+from esper.lab.tasks.data.text import fold
 from esper.leyline.errors import ConfigError, UsageError
 from esper.testing import check_task
 
@@ -16,6 +18,7 @@ LEVELS = {
     "links": (2, 8),
     "facts": (1, 3_000),
     "mirrors": (1, 24),
+    "copies": (1, 24),
     "sorting": (1, 24),
     "repeats": (1, 8),
 }
@@ -78,6 +81,19 @@ def test_levels_are_kept_apart_where_data_is_shared() -> None:
     )
     assert easy.splits is not hard.splits
     assert usual.splits is same.splits, "the usual level is one of them"
+
+
+@pytest.mark.parametrize("name", ["sources", "chain", *LEVELS])
+def test_a_text_of_64_tokens_is_the_same_text_folded(name: str) -> None:
+    whole = get_task(name).load().splits.samples
+    task = get_task(name, num_classes=64)
+    data = task.load()
+    folded = data.splits.samples
+    assert data.num_classes == 64
+    for split in ("train", "val", "test"):
+        assert np.array_equal(folded[split].numpy(), fold(whole[split].numpy()))  # type: ignore[index]
+    assert int(folded["train"].max()) < 64
+    assert task.source_key != get_task(name).source_key
 
 
 @pytest.mark.parametrize("name", LEVELS)

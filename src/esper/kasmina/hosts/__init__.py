@@ -18,6 +18,7 @@ from esper.kasmina.hosts.registry import (
     register_host,
 )
 from esper.kasmina.hosts.resnet import ResnetConfig, ResnetHost
+from esper.kasmina.hosts.tcn import TcnConfig, TcnHost
 from esper.kasmina.hosts.transformer import TransformerConfig, TransformerHost
 from esper.kasmina.hosts.vit import VitConfig, VitHost
 
@@ -33,6 +34,8 @@ __all__ = [
     "ResidualHost",
     "ResnetConfig",
     "ResnetHost",
+    "TcnConfig",
+    "TcnHost",
     "TransformerConfig",
     "TransformerHost",
     "VitConfig",

@@ -308,7 +308,7 @@ KINDS = {
     "tamiyo": "the learned controller of Esper, or one in a folder (tamiyo:FOLDER)",
     "static": "hosts of 1, 1.5, 2 and 3 times the width, each at its own tuned learning rate",
     "depth": "4 blocks for each one of the host, from the start (depth:4, or depth:4,tuned)",
-    "halving": "depths 1, 2, 4 and 8; the better half goes on, twice; one budget in total",
+    "halving": "depths 1, 2 and 4; the worst is stopped, twice; one budget in total",
     "scratch": "the architecture that another arm grew, trained from scratch (scratch:ARM)",
 }
 """The kinds of arms, for help texts."""

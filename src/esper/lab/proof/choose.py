@@ -78,20 +78,34 @@ def read_table(results: Sequence[CellResult], waiting: str) -> Table:
     return table
 
 
-def shrunk(table: Table, split: Split, places: Places) -> dict[str, dict[str, float]]:
-    """Return the expected log ratio of every arm on its members, shrunk over similar members."""
+def shrunk(
+    table: Table, split: Split, places: Places, hidden: float = 0.0
+) -> dict[str, dict[str, float]]:
+    """Return the expected log ratio of every arm on its members, shrunk over similar members.
+
+    `hidden` is the share of the variance between members that their descriptors cannot explain.
+    """
     x = _standardised(list(table), list(table), places)
     found: dict[str, dict[str, float]] = {member: {} for member in table}
     for arm in dict.fromkeys(arm for own in table.values() for arm in own):
         means, counts = _means(table, arm, split)
-        for member, count, value in zip(table, counts, _expected(x, x, means, counts), strict=True):
+        for member, count, value in zip(
+            table, counts, _fitted(x, means, counts, hidden), strict=True
+        ):
             if count:
                 found[member][arm] = float(value)
     return found
 
 
 def best_by_likeness(
-    table: Table, arms: Sequence[str], split: Split, places: Places, *, price: float, most: int
+    table: Table,
+    arms: Sequence[str],
+    split: Split,
+    places: Places,
+    *,
+    price: float,
+    most: int,
+    hidden: float = 0.0,
 ) -> dict[str, str | None]:
     """Return the best arm for every member with descriptors, played or not; None is waiting.
 
@@ -103,6 +117,7 @@ def best_by_likeness(
         places: descriptors of members, including those of the table.
         price: log ratio that an arm must gain per doubling of the parameters.
         most: most different arms in the result, the best portfolio for the played members.
+        hidden: share of the variance between members that descriptors cannot explain.
     """
     known, asked = list(table), list(places)
     x, at = _standardised(known, known, places), _standardised(asked, known, places)
@@ -112,8 +127,10 @@ def best_by_likeness(
         means, counts = _means(table, arm, split)
         sizes = [size for own in table.values() for size in own[arm].parameters]
         cost = price * (sum(sizes) / len(sizes) - 1)
-        worth[arm] = _expected(at, x, means, counts) - cost
-        for member, value in zip(known, _expected(x, x, means, counts) - cost, strict=True):
+        own = dict(zip(known, _fitted(x, means, counts, hidden) - cost, strict=True))
+        likely = dict(zip(asked, _expected(at, x, means, counts, hidden) - cost, strict=True))
+        worth[arm] = np.array([{**likely, **own}[member] for member in asked])
+        for member, value in own.items():
             served[member][arm] = float(value)
     chosen = portfolio(served, most)
     found: dict[str, str | None] = {}
@@ -147,7 +164,13 @@ def units_of(rows: Reals) -> Reals:
     return np.where(deviation > _SAME * (1 + np.abs(rows).max(0)), deviation, 1.0)
 
 
-def _expected(at: Reals, x: Reals, means: Reals, counts: Reals) -> Reals:
+def _fitted(x: Reals, means: Reals, counts: Reals, hidden: float) -> Reals:
+    """Return the expected log ratio of an arm on the members themselves."""
+    own, at = hidden * np.eye(len(x))[:, counts > 0], _expected(x, x, means, counts, hidden)
+    return np.asarray(at + own @ _spread(x, means, counts, hidden)[1])
+
+
+def _expected(at: Reals, x: Reals, means: Reals, counts: Reals, hidden: float) -> Reals:
     """Return the expected log ratio of an arm at some descriptors [N, D], by a Gaussian process.
 
     Far from all played members it is the mean over all seeds.
@@ -157,11 +180,19 @@ def _expected(at: Reals, x: Reals, means: Reals, counts: Reals) -> Reals:
         x: descriptors of the played members.
         means: mean log ratio on each of these.
         counts: number of seeds of each mean; 0 if the arm was not played.
+        hidden: share of the variance between members that descriptors cannot explain.
     """
+    level, spread = _spread(x, means, counts, hidden)
+    return np.asarray(level + (1 - hidden) * _likeness(at, x[counts > 0]) @ spread)
+
+
+def _spread(x: Reals, means: Reals, counts: Reals, hidden: float) -> tuple[float, Reals]:
+    """Return the mean over all seeds, and the weights of the played members."""
     x, means, counts = x[counts > 0], means[counts > 0], counts[counts > 0]
-    level = np.average(means, weights=counts)
-    spread = np.linalg.solve(_likeness(x, x) + np.diag(_SEED_NOISE / counts), means - level)
-    return np.asarray(level + _likeness(at, x) @ spread)
+    level = float(np.average(means, weights=counts))
+    told = (1 - hidden) * _likeness(x, x)
+    noise = np.diag(hidden + _SEED_NOISE / counts)
+    return level, np.asarray(np.linalg.solve(told + noise, means - level))
 
 
 def _likeness(a: Reals, b: Reals) -> Reals:
@@ -186,7 +217,12 @@ def _seeds_everywhere(table: Table, arms: Sequence[str]) -> dict[str, int]:
 
 
 def choose_few(
-    table: Table, arms: Sequence[str], split: Split, places: Places, most: int
+    table: Table,
+    arms: Sequence[str],
+    split: Split,
+    places: Places,
+    most: int,
+    hidden: float = 0.0,
 ) -> list[str]:
     """Return the arms, at most so many, that together serve the members best.
 
@@ -199,7 +235,7 @@ def choose_few(
     enough = sorted(seeds.values(), reverse=True)[most - 1]
     finalists = [arm for arm, count in seeds.items() if count >= enough]
     played = {member: {arm: own[arm] for arm in finalists} for member, own in table.items()}
-    chosen = portfolio(shrunk(played, split, places), most)
+    chosen = portfolio(shrunk(played, split, places, hidden), most)
     return [arm for arm in finalists if arm in chosen]
 
 
@@ -213,7 +249,7 @@ def best_single(table: Table, arms: Sequence[str], split: Split) -> str:
 
 
 def best_by_member(
-    table: Table, arms: Sequence[str], split: Split, places: Places
+    table: Table, arms: Sequence[str], split: Split, places: Places, hidden: float = 0.0
 ) -> dict[str, tuple[str | None, float]]:
     """Return the best arm of every member and its expected log ratio; None if waiting is best.
 
@@ -221,7 +257,7 @@ def best_by_member(
     """
     chosen = {member: {a: own[a] for a in arms if a in own} for member, own in table.items()}
     found: dict[str, tuple[str | None, float]] = {}
-    for member, values in shrunk(chosen, split, places).items():
+    for member, values in shrunk(chosen, split, places, hidden).items():
         most = max(len(ratios.seeds) for ratios in chosen[member].values())
         reached = [arm for arm, ratios in chosen[member].items() if len(ratios.seeds) == most]
         best = max(reached, key=lambda arm: values[arm])

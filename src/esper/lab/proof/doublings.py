@@ -1,6 +1,6 @@
 """Plans that double the depth of a network: when all its stages are copied.
 
-A plan doubles one to three times, so that a stage of one block ends with 2, 4 or 8. Doubling at the
+A plan doubles once or twice, so that a stage of one block ends with 2 or 4. Doubling at the
 first decision stands for a network that is that deep from the start.
 """
 
@@ -17,14 +17,14 @@ from esper.leyline.slots import Topology
 from esper.tamiyo.controllers.schedule import ALL
 from esper.utils.randomness import generator
 
-SHARES = (0, 2, 5, 8, 12, 16, 20, 25, 30, 40, 50, 60, 70)
+SHARES = (0, 2, 4, 6, 8, 10, 12, 16, 20, 25, 30, 40, 50, 60)
 """Percent of the run at which a plan may double."""
-MOST = 3
+MOST = 2
 """Most doublings of a plan."""
 
 _STANDARD: tuple[tuple[int, ...], ...] = (
-    (0,), (12,), (0, 2), (12, 30), (30,), (5, 12), (0, 2, 5), (12, 20, 40),
-    (5,), (50,), (20, 40), (30, 60), (5, 8, 16), (20, 40, 60),
+    (0,), (10,), (4,), (20,), (30,), (6, 12), (12, 30), (0, 2),
+    (6,), (50,), (20, 40), (2,), (2, 6), (16,),
 )  # fmt: skip
 """Moments of the plans that every search begins with."""
 

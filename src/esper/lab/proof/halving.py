@@ -1,11 +1,11 @@
 """Successive halving over static depths, at the compute of one run in total.
 
-A member has a budget B. Four networks, of depth 1, 2, 4 and 8 from the start, have a run of 2/3 B
-each, with the learning-rate schedule of such a run. All four train to about a twelfth of B, the
-better two to about a sixth, and the best one to the end: 4/12 + 2/12 + (2/3 - 1/6) = 1. So B is
-spent, and the network that counts was trained with two thirds of it.
+A member has a budget B. Three networks, of depth 1, 2 and 4 from the start, have a run of 2/3 B
+each, with the learning-rate schedule of such a run. All three train to about a ninth of B, the
+better two to about two ninths, and the best one to the end: 1/9 + 2/9 + 2/3 = 1. So B is spent, and
+the network that counts was trained with two thirds of it.
 
-All four runs are played to the end, and what would have been stopped is decided afterwards from
+All three runs are played to the end, and what would have been stopped is decided afterwards from
 their validation curves. `training_flops` has only what would have been spent.
 """
 
@@ -21,7 +21,7 @@ from esper.lab.proof.results import CellResult
 from esper.lab.tasks.member import AnyMember
 from esper.leyline.errors import UsageError
 
-DEPTHS = (1, 2, 4, 8)
+DEPTHS = (1, 2, 4)
 """Depths that begin."""
 SHARE = 2 / 3
 """Share of the member's budget that a whole run has."""
@@ -32,30 +32,29 @@ LEAST_EPOCHS = 8
 def decision_epochs(epochs: int) -> tuple[int, int]:
     """Return after how many epochs of a run two networks are left, and after how many one.
 
-    These are the whole epochs nearest to an eighth and a quarter of the run for which the epochs of
-    all four networks are one and a half runs together, so that B is spent. (If the run has an odd
+    These are the whole epochs nearest to a sixth and a third of the run for which the epochs of all
+    three networks are one and a half runs together, so that B is spent. (If the run has an odd
     number of epochs, half an epoch is left over.)
     """
-    first = epochs // 8
-    return first, epochs // 2 - 2 * first
+    first = epochs // 6
+    return first, epochs // 2 - first
 
 
 def halve(curves: Sequence[Sequence[float]]) -> tuple[int, list[int]]:
     """Return the number of the network that is left, and the epochs that each one trains.
 
-    At each decision those with the highest validation score so far go on; of equals the first.
+    At each decision the one with the lowest validation score so far is stopped; of equals the last.
 
     Args:
-        curves: validation score after every epoch of whole runs, for each of four networks.
+        curves: validation score after every epoch of whole runs, for each of the networks.
     """
     epochs = len(curves[0])
     trained = [epochs] * len(curves)
     left = list(range(len(curves)))
     for stop in decision_epochs(epochs):
         ranked = sorted(left, key=lambda number: -_best(curves[number][:stop]))
-        for number in ranked[len(left) // 2 :]:
-            trained[number] = stop
-        left = sorted(ranked[: len(left) // 2])
+        trained[ranked[-1]] = stop
+        left = sorted(ranked[:-1])
     (best,) = left
     return best, trained
 

@@ -119,6 +119,13 @@ class SearchConfig(Config):
         minimum=0,
         maximum=1,
     )
+    hidden: float = option(
+        0.0,
+        "Share of the variance between members that their descriptors cannot explain. The lower it "
+        "is, the more a member's best plan is chosen by what paid on similar members.",
+        minimum=0,
+        maximum=1,
+    )
     price: float = option(
         0.02,
         "Log ratio that a schedule in the lessons must gain per doubling of the parameters; "
@@ -209,8 +216,10 @@ class Search:
         split, table = self.config.choose_by, self.table()
         single = best_single(table, list(self.plans), split)
         places = self._places()
-        by_member = best_by_member(table, list(self.plans), split, places)
-        few = choose_few(table, list(self.plans), split, places, self.config.choices)
+        by_member = best_by_member(table, list(self.plans), split, places, self.config.hidden)
+        few = choose_few(
+            table, list(self.plans), split, places, self.config.choices, self.config.hidden
+        )
         self._write(SCHEDULE_FILE, self._entries(single))
         privileged = {member: self._entries(plan) for member, (plan, _) in by_member.items()}
         self._write(PRIVILEGED_FILE, privileged)
@@ -264,7 +273,12 @@ class Search:
         if names[0] in self.plans:
             return
         stream = generator(self.config.seed, generation, "children")
-        values = shrunk(_only(self.table(1), self.plans), self.config.choose_by, self._places())
+        values = shrunk(
+            _only(self.table(1), self.plans),
+            self.config.choose_by,
+            self._places(),
+            self.config.hidden,
+        )
         known = [describe_schedule(entries) for entries in self.plans.values()]
         parents = dict(self.plans)
         while names:
@@ -293,7 +307,8 @@ class Search:
         plans, settings = list(self.plans), list(self.settings)
         if number:
             split, table = self.config.choose_by, self.table(number)
-            scores = shrunk(_only(table, most_played(table, plans)), split, self._places())
+            played = _only(table, most_played(table, plans))
+            scores = shrunk(played, split, self._places(), self.config.hidden)
             plans = portfolio(scores, rung.plans, first=shared_ranking(scores)[:1])
         if number and settings:
             means = {
@@ -336,6 +351,7 @@ class Search:
             {**places, **others},
             price=self.config.price,
             most=self.config.lessons,
+            hidden=self.config.hidden,
         )
         return {member: self._entries(plan) for member, plan in best.items()}
 
@@ -347,7 +363,9 @@ class Search:
         split, names = self.config.choose_by, list(self.depths)
         by_member = {
             member: (1 if name is None else self.depths[name], worth)
-            for member, (name, worth) in best_by_member(table, names, split, places).items()
+            for member, (name, worth) in best_by_member(
+                table, names, split, places, self.config.hidden
+            ).items()
         }
         self._write(DEPTHS_FILE, {member: depth for member, (depth, _) in by_member.items()})
         worth = {1: 0.0} | {d: self._worth(table, n)["log_ratio"] for n, d in self.depths.items()}

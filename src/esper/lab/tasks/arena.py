@@ -21,27 +21,38 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from esper.kasmina.flops import PASSES_OF_TRAINING
-from esper.kasmina.hosts import ResnetConfig, TransformerConfig, VitConfig
+from esper.kasmina.hosts import ResnetConfig, TcnConfig, TransformerConfig, VitConfig
+from esper.lab.tasks.data.text import FOLDED
 from esper.lab.tasks.task import Task, TaskConfig, get_task
 from esper.leyline.config import Config
 from esper.utils.randomness import derive_seed, generator
 
-NetworkKind = Literal["resnet", "vit", "gpt"]
-HOSTS_OF: dict[NetworkKind, str] = {"resnet": "resnet", "vit": "vit", "gpt": "transformer"}
+NetworkKind = Literal["resnet", "vit", "gpt", "tcn"]
+HOSTS_OF: dict[NetworkKind, str] = {
+    "resnet": "resnet",
+    "vit": "vit",
+    "gpt": "transformer",
+    "tcn": "tcn",
+}
 assert set(HOSTS_OF) == set(get_args(NetworkKind))
 
-RATES: dict[NetworkKind, float] = {"resnet": 1e-2, "vit": 4e-3, "gpt": 4e-3}
+RATES: dict[NetworkKind, float] = {"resnet": 1e-2, "vit": 4e-3, "gpt": 4e-3, "tcn": 1e-2}
 """Learning rate of AdamW by kind of network."""
 
 HORIZON = 60
 """Decisions of a run, at equal shares of its budget."""
-BATCH = 16
-VALIDATION_SAMPLES: dict[NetworkKind, int] = {"resnet": 256, "vit": 256, "gpt": 64}
-"""Samples that end an epoch; a text has 64 predictions in each."""
-_TEXT_SHARES = {"val_fraction": 0.03, "test_fraction": 0.03}
-"""A text has tens of thousands of windows; these shares are enough to score it."""
-DEEPEST = 8.0
-"""Largest network, as a multiple of the one that a member starts with: one block becomes eight."""
+BATCH: dict[NetworkKind, int] = {"resnet": 16, "vit": 16, "gpt": 4, "tcn": 4}
+TEXT_KINDS: frozenset[NetworkKind] = frozenset({"gpt", "tcn"})
+CONTEXT = 32
+"""Tokens of a sample of text."""
+KERNEL = 3
+"""Tokens that a convolution over text sees: one block sees four back, four see sixteen."""
+VALIDATION_SAMPLES: dict[NetworkKind, int] = {"resnet": 256, "vit": 256, "gpt": 8, "tcn": 8}
+"""Samples that end an epoch; a text has 32 predictions in each."""
+_TEXT_SHARES = {"val_fraction": 0.01, "test_fraction": 0.01}
+"""A text has a hundred thousand samples; these shares are enough to score it."""
+DEEPEST = 4.0
+"""Largest network, as a multiple of the one that a member starts with: one block becomes four."""
 
 SETTINGS: dict[str, Any] = {
     "play.param_limit": DEEPEST,
@@ -51,8 +62,17 @@ SETTINGS: dict[str, Any] = {
     "play.population.ablate_every": 20,
 }
 """Settings of searches, clones and proofs on these members."""
-SEARCH_SETTINGS: dict[str, Any] = {"space": "doublings", "heuristics": 0, "depths": (2, 4, 8)}
-"""The heuristic grows seeds of other kinds, so its settings are not searched."""
+SEARCH_SETTINGS: dict[str, Any] = {
+    "space": "doublings",
+    "heuristics": 0,
+    "depths": (2, 4),
+    "hidden": 0.8,
+    "lessons": 4,
+    "lessons_from": 0.05,
+    "price": 0.0,
+}
+"""The heuristic grows seeds of other kinds, so its settings are not searched. Compute is what a
+plan costs, and all have the same, so that depth has no price."""
 PROOF_SETTINGS: dict[str, Any] = {
     "wilcoxon": True,
     "reported": ("privileged", "static", "scratch"),
@@ -129,30 +149,33 @@ class DepthMember:
         """The values that its network depends on."""
         config = get_task(self.data).config
         assert config.num_classes is not None, "members classify, or predict bytes"
-        classes = len(self.classes) or config.num_classes
-        return DepthArchitecture(self.kind, self.width, self.stages, config.input_shape, classes)
+        classes, shape = len(self.classes) or config.num_classes, config.input_shape
+        if self.kind in TEXT_KINDS:
+            classes, shape = FOLDED, (CONTEXT,)
+        return DepthArchitecture(self.kind, self.width, self.stages, shape, classes)
 
     def task(self, **changes: object) -> Task:
         """Return the task, with some fields of its configuration changed."""
         base = get_task(self.data)
-        classes = self.architecture.num_classes
+        _, _, _, shape, classes = self.architecture
         config: TaskConfig = base.config.replace(
             host=HOSTS_OF[self.kind],
             host_options=self._host_options(),
+            input_shape=shape,
             num_classes=classes,
             level=self.level or None,
             classes=self.classes or None,
             baseline_loss=max(math.log(classes), base.config.target_loss + 0.1),
             train_size=self.train_size or None,
             label_noise=self.label_noise,
-            batch_size=BATCH,
-            samples_per_step=BATCH,
+            batch_size=BATCH[self.kind],
+            samples_per_step=BATCH[self.kind],
             validation_samples=VALIDATION_SAMPLES[self.kind],
             horizon=HORIZON,
             optimizer="adamw",
             learning_rate=self.learning_rate,
             weight_decay=0.05,
-            **(_TEXT_SHARES if self.kind == "gpt" else {}),
+            **(_TEXT_SHARES if self.kind in TEXT_KINDS else {}),
             schedule="wsd",
             warmup=0.02,
             decay=0.2,
@@ -161,7 +184,9 @@ class DepthMember:
         )
         # Evaluations of the network that it starts with come on top, so that short budgets train.
         start = type(base)(config)
-        samples = PASSES_OF_TRAINING * BATCH * self.steps + HORIZON * config.validation_samples
+        samples = (
+            PASSES_OF_TRAINING * BATCH[self.kind] * self.steps + HORIZON * config.validation_samples
+        )
         return type(base)(config.replace(budget=float(samples * start.host_flops), **changes))
 
     def descriptors(self) -> dict[str, float]:
@@ -178,10 +203,11 @@ class DepthMember:
     def _host_options(self) -> Config:
         _, width, stages, shape, classes = self.architecture
         if self.kind == "gpt":
-            (context,) = shape
             return TransformerConfig(
-                vocab=classes, dim=width, heads=2, layers=1, context=context, segments=1
+                vocab=classes, dim=width, heads=2, layers=1, context=CONTEXT, segments=1
             )
+        if self.kind == "tcn":
+            return TcnConfig(vocab=classes, dim=width, kernel_size=KERNEL)
         channels, side = shape[0], min(shape[1:])
         if self.kind == "vit":
             return VitConfig(
@@ -252,7 +278,7 @@ class Draws:
         least, most = self.steps[kind]
         share = float(torch.rand((), generator=stream, dtype=torch.float64))
         steps = least * (most / least) ** share
-        is_image = kind != "gpt"
+        is_image = kind not in TEXT_KINDS
         return DepthMember(
             kind=kind,
             data=data,

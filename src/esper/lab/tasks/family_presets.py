@@ -9,7 +9,7 @@ from esper.lab.tasks.arena import Draws
 from esper.lab.tasks.family import Axes, Family, Purpose, register_family
 from esper.lab.tasks.member import Member
 from esper.lab.tasks.presets import Cifar16, CifarBaseline, Digits, Fashion14
-from esper.lab.tasks.texts import Facts, Links, Repeats, Sorting, Sources, Sums
+from esper.lab.tasks.texts import Chain, Copies, Facts, Sorting, Sources, Sums
 
 EVEN = (0, 2, 4, 6, 8)
 ODD = (1, 3, 5, 7, 9)
@@ -124,28 +124,15 @@ CIFAR_FAMILY = register_family(
 )
 
 
-_TEXTS = (Sources.name, Sums.name, Facts.name, Sorting.name, Repeats.name)
-_TEXT_STEPS = (2_000, 4_000)
-"""Budgets at which the best plan was seen to differ between these texts. With 6,000 steps it is to
-double once and early, for nearly all (research/arena)."""
-_TRAIN_LEVELS = {
-    Sums.name: (2, 3),
-    Facts.name: (400, 800, 1_200),
-    Sorting.name: (3, 5),
-    Repeats.name: (2, 3),
-}
-_SELECT_LEVELS = {
-    Sums.name: (2, 3),
-    Facts.name: (500, 900),
-    Sorting.name: (4,),
-    Repeats.name: (3, 4),
-}
+_TEXTS = (Chain.name, Copies.name, Facts.name, Sorting.name, Sources.name)
+_TEXT_STEPS = (460, 1_000)
+_TRAIN_LEVELS = {Copies.name: (5, 7), Facts.name: (150, 300), Sorting.name: (3, 5)}
+_SELECT_LEVELS = {Copies.name: (6,), Facts.name: (200,), Sorting.name: (4,)}
 _CLAIM_LEVELS = {
-    Sums.name: (2, 3, 4),
-    Facts.name: (450, 700, 1_000),
-    Sorting.name: (4, 6),
-    Repeats.name: (2, 3, 4),
-    Links.name: (3, 4, 5),
+    Copies.name: (4, 5, 6, 7, 8),
+    Facts.name: (100, 250, 500),
+    Sorting.name: (3, 4, 6),
+    Sums.name: (2, 3),
 }
 
 DEPTH_SMALL = register_family(
@@ -154,33 +141,34 @@ DEPTH_SMALL = register_family(
         summary="Networks of one block under a budget of compute, on embedded data; two cores.",
         train=Draws(
             key="train",
-            count=24,
-            data={"gpt": _TEXTS},
-            width={"gpt": (24, 32)},
+            count=30,
+            data={"tcn": _TEXTS},
+            width={"tcn": (24, 32)},
             levels=_TRAIN_LEVELS,
-            train_size=(0, 4_000),
-            label_noise=(0.0, 0.3),
-            steps={"gpt": _TEXT_STEPS},
+            train_size=(0,),
+            label_noise=(0.0, 0.1, 0.3),
+            steps={"tcn": _TEXT_STEPS},
         ),
         select=Draws(
             key="select",
-            count=12,
-            data={"gpt": _TEXTS},
-            width={"gpt": (28,)},
+            count=15,
+            data={"tcn": _TEXTS},
+            width={"tcn": (28,)},
             levels=_SELECT_LEVELS,
-            train_size=(0, 8_000),
+            train_size=(0,),
             label_noise=(0.0, 0.2),
-            steps={"gpt": _TEXT_STEPS},
+            steps={"tcn": _TEXT_STEPS},
         ),
+        # Transformers and sums are in claim alone.
         claim_draws=Draws(
             key="",
-            count=32,
-            data={"gpt": (*_TEXTS, Links.name)},
-            width={"gpt": (20, 26, 30)},
+            count=36,
+            data={"tcn": (*_TEXTS, Sums.name), "gpt": (*_TEXTS, Sums.name)},
+            width={"tcn": (24, 30), "gpt": (24, 30)},
             levels=_CLAIM_LEVELS,
-            train_size=(0, 2_000, 6_000),
-            label_noise=(0.0, 0.1, 0.4),
-            steps={"gpt": _TEXT_STEPS},
+            train_size=(0,),
+            label_noise=(0.0, 0.05, 0.4),
+            steps={"tcn": _TEXT_STEPS, "gpt": (500, 1_000)},
         ),
         settings=arena.SETTINGS,
         search_settings=arena.SEARCH_SETTINGS,
@@ -193,47 +181,47 @@ _ALL: tuple[int, ...] = ()
 DEPTH_FAMILY = register_family(
     Family(
         name="depth_family",
-        summary="Residual CNNs and transformers for text of one block under a budget of compute.",
+        summary="Residual CNNs for images and for text, of one block, under a budget of compute.",
         train=Draws(
             key="train",
             count=48,
-            data={"resnet": (Cifar16.name, Digits.name), "gpt": _TEXTS},
-            width={"resnet": (8, 12), "gpt": (24, 32)},
+            data={"resnet": (Cifar16.name, Digits.name), "tcn": _TEXTS},
+            width={"resnet": (8, 12), "tcn": (24, 32)},
             stages=(1, 2),
             classes=(_ALL, EVEN),
             levels=_TRAIN_LEVELS,
             train_size=(0, 1_000, 500),
             label_noise=(0.0, 0.3, 0.6),
-            steps={"resnet": (2_000, 40_000), "gpt": _TEXT_STEPS},
+            steps={"resnet": (2_000, 40_000), "tcn": _TEXT_STEPS},
         ),
         select=Draws(
             key="select",
             count=16,
-            data={"resnet": (Cifar16.name, Digits.name), "gpt": _TEXTS},
-            width={"resnet": (10,), "gpt": (28,)},
+            data={"resnet": (Cifar16.name, Digits.name), "tcn": _TEXTS},
+            width={"resnet": (10,), "tcn": (28,)},
             stages=(1, 2),
             classes=(_ALL, ODD),
             levels=_SELECT_LEVELS,
             train_size=(0, 800),
             label_noise=(0.0, 0.2, 0.5),
-            steps={"resnet": (2_000, 40_000), "gpt": _TEXT_STEPS},
+            steps={"resnet": (2_000, 40_000), "tcn": _TEXT_STEPS},
         ),
-        # Vision transformers, Fashion-MNIST and links are in claim alone.
+        # Vision transformers, Fashion-MNIST and sums are in claim alone.
         claim_draws=Draws(
             key="",
             count=36,
             data={
                 "resnet": (Cifar16.name, Fashion14.name),
                 "vit": (Cifar16.name, Fashion14.name),
-                "gpt": (*_TEXTS, Links.name),
+                "tcn": (*_TEXTS, Sums.name),
             },
-            width={"resnet": (6, 9, 14), "vit": (24, 32), "gpt": (20, 26, 30)},
+            width={"resnet": (6, 9, 14), "vit": (24, 32), "tcn": (26, 30, 36)},
             stages=(1, 2),
             classes=(_ALL, EVEN, ODD),
             levels=_CLAIM_LEVELS,
             train_size=(0, 2_000, 700),
             label_noise=(0.0, 0.1, 0.4),
-            steps={"resnet": (2_000, 40_000), "vit": (2_000, 40_000), "gpt": _TEXT_STEPS},
+            steps={"resnet": (2_000, 40_000), "vit": (2_000, 40_000), "tcn": _TEXT_STEPS},
         ),
         settings=arena.SETTINGS,
         search_settings=arena.SEARCH_SETTINGS,

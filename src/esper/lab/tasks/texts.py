@@ -5,6 +5,7 @@ Some read files. Others need none: the sources of Python's own library, and text
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
@@ -91,19 +92,30 @@ _EMBEDDED_TEXT = _stories_config(
 
 
 class _EmbeddedText(Task):
-    """Next-byte prediction on a text that needs no files, or on any text the user gives."""
+    """Next-byte prediction on a text that needs no files, or on any text the user gives.
+
+    With 64 classes instead of 256 the text that needs no files is folded (`text.fold`).
+    """
 
     def read(self, data_path: DataPath | None) -> Source:
         """Return the embedded text, or the user's own."""
         (context,) = self.config.input_shape
         if data_path is None:
-            return self.read_embedded(context)
+            embedded = self.read_embedded(context)
+            if self.config.num_classes != text.FOLDED:
+                return embedded
+            return dataclasses.replace(embedded, x=text.fold(embedded.x), num_classes=text.FOLDED)
         if self.config.level is not None:
             raise UsageError(
                 f"level={self.config.level} is for the computed text of task {self.name!r}, not "
                 f"for {data_path}; leave out the level or the data"
             )
         return text.read_text(text.find_text(data_path), context, limit_bytes=STORY_BYTES)
+
+    @property
+    def source_key(self) -> Hashable:
+        """Key of the source; a text with fewer tokens is folded."""
+        return super().source_key, self.config.num_classes
 
     @abstractmethod
     def read_embedded(self, context: int) -> Source:
@@ -172,6 +184,14 @@ class Mirrors(_ComputedText):
 
     make, levels, usual = staticmethod(synthetic.make_mirrors), (1, 24), 6
     defaults = _EMBEDDED_TEXT.replace(target_loss=1.6)
+
+
+@register_task("copies")
+class Copies(_ComputedText):
+    """Words of so many random letters, each followed by itself; needs no files."""
+
+    make, levels, usual = staticmethod(synthetic.make_copies), (1, 24), 5
+    defaults = _EMBEDDED_TEXT.replace(target_loss=0.9)
 
 
 @register_task("sorting")

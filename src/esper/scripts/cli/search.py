@@ -6,8 +6,7 @@ network is compared with the one of the same seed that never grows.
 Examples:
   esper search --family image16_family --count 24 --out runs/search       64 plans, then 16, then 4
   esper search --rungs 16x2 4x4 --heuristics 4 --count 3 --out runs/small
-  esper search --family depth_small --rungs 8x2 --out runs/depth       when to double the depth
-  esper search --family depth_small --set depths='[2, 4, 8]' --out runs/depth    and static depths
+  esper search --family depth_small --rungs 14x4 --out runs/depth         when to double the depth
   esper search --resume --out runs/search                                 continue after a stop
 
 files in the folder:
@@ -17,7 +16,7 @@ files in the folder:
   contextual.json  schedules by task descriptors   esper prove ... contextual:FILE
   split1.json      the same, by one comparison     esper prove ... contextual:FILE
   split2.json      the same, by two comparisons    esper prove ... contextual:FILE
-  depth_*.json     the same choices among depths   --set depths='[2, 4, 8]'
+  depth_*.json     the same choices among depths   --set depths='[2, 4]'
   lessons.json     a schedule for every train member of the family    esper clone FOLDER
   summary.json     the results in short
   results.jsonl    every network: errors, sizes, what it grew

@@ -14,6 +14,7 @@ from esper.lab.tasks.data.source import Array
 from esper.lab.tasks.data.synthetic import (
     SYMBOLS,
     make_chain,
+    make_copies,
     make_facts,
     make_links,
     make_mirrors,
@@ -118,6 +119,17 @@ def test_mirrors_and_sorted_words() -> None:
         assert ordered == "".join(sorted(word))
 
 
+def test_copied_words_have_six_kinds_of_letters() -> None:
+    words = []
+    for line in lines(make_copies(5, 2_000)):
+        word, copy = re.fullmatch("([a-f]{5}):([a-f]{5})", line).groups()  # type: ignore[union-attr]
+        assert copy == word
+        words.append(word)
+    assert set("".join(words)) == set("abcdef")
+    # 7,776 words are possible: 2,000 draws of them give about 1,763 different ones.
+    assert 1_650 < len(set(words)) < 1_880
+
+
 def test_a_line_repeats_few_words() -> None:
     found = lines(make_repeats(3, 2_000))
     counts = Counter(len(set(line.split(" "))) for line in found)
@@ -167,6 +179,7 @@ def test_two_symbols_say_all_about_the_next_one_in_the_chain() -> None:
         (make_links, 4_200_000, "43544a2e645c4cee"),
         (make_facts, 4_000_000, "9dbb343ab0128bc6"),
         (make_mirrors, 3_999_996, "ced9455dfb848b51"),
+        (make_copies, 3_999_996, "7f9d75ea2d07e24a"),
         (make_sorting, 3_999_996, "f20e4b74ae5b05cf"),
         (make_repeats, 3_999_984, "be795998a8b5c560"),
         (make_chain, 4_194_304, "aa6ae77e3658a1bd"),

@@ -16,6 +16,7 @@ from esper.lab.tasks.data.text import (
     encode,
     find_stories,
     find_text,
+    fold,
     read_sources,
     read_text,
 )
@@ -157,3 +158,13 @@ def test_real_stories(real: Callable[[Callable[[], object]], None]) -> None:
     text = decode(source.x[:200].ravel())
     assert "�" not in text[:-4]
     assert " the " in text
+
+
+def test_a_folded_text_has_64_tokens_and_no_case() -> None:
+    folded = fold(np.arange(256, dtype=np.uint8))
+    assert folded.dtype == np.uint8
+    assert folded.max() == 63
+    assert (fold(encode("abc XYZ~!?")) == fold(encode("ABC xyz^!?"))).all()
+    printable = "".join(chr(code) for code in range(32, 96))
+    assert fold(encode(printable)).tolist() == list(range(64))
+    assert set(fold(encode("\n\té\x7f")).tolist()) == {63}, "all others are one token"

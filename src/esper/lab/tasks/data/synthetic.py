@@ -1,4 +1,4 @@
-"""Texts that are computed: sums, links, facts, mirrored and sorted words, repeats, a Markov chain.
+"""Texts that are computed: sums, links, facts, mirrored, copied and sorted words, repeats, a chain.
 
 They need no file, and are the same on every platform: all numbers in them are hashes of their index
 (`esper.utils.randomness.random_words`), and no real number decides anything. All but the chain have
@@ -153,6 +153,17 @@ def make_mirrors(level: int = 6, count: int = 0) -> Array:
     """Return lines such as `lurtiv:vitrul`: a word of `level` random letters, and its mirror."""
     words = _random_words(level, count, "mirrors")
     return _paired(words, words[:, ::-1])
+
+
+def make_copies(level: int = 5, count: int = 0) -> Array:
+    """Return lines such as `abedac:abedac`: a word of `level` random letters out of six, twice.
+
+    Each letter of the second one stands `level + 1` bytes behind itself, so a network that sees
+    fewer bytes back can only guess it.
+    """
+    count = count or _BYTES // (2 * level + 2)
+    words = ord("a") + _numbers(count * level, 6, "copies", "letters").reshape(count, level)
+    return _paired(words, words)
 
 
 def make_sorting(level: int = 5, count: int = 0) -> Array:

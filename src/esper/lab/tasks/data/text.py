@@ -160,6 +160,22 @@ def _read_tokens(path: Path, limit_bytes: int | None) -> Array:
     return encode(text)
 
 
+FOLDED = 64
+"""Tokens of a folded text."""
+_FIRST, _CASE, _OTHER = ord(" "), ord("`"), ord("_")
+
+
+def fold(tokens: Array) -> Array:
+    """Return byte tokens in an alphabet of 64, as in the six-bit codes of old.
+
+    Letters lose their case. Line ends and other bytes outside of ASCII's printable ones become one
+    token. So next to a small network the table of tokens is small too.
+    """
+    upper = np.where(tokens >= _CASE, tokens - (_CASE - ord("@")), tokens)
+    is_printable = (tokens >= _FIRST) & (tokens <= ord("~"))
+    return (np.where(is_printable, upper, _OTHER) - _FIRST).astype(np.uint8)
+
+
 def cut(tokens: Array, context: int) -> Array:
     """Cut tokens [N] into sequences [N // (context + 1), context + 1]."""
     count = len(tokens) // (context + 1)
