@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from esper.lab.proof.search import LESSONS_FILE, SearchConfig
 from esper.lab.tasks import get_family
+from esper.lab.tasks.family import MemberChoice
+from esper.nissa.folder import RunFolder
+from esper.nissa.listing import COMMAND
+from esper.scripts.cli.clone import make
+from esper.scripts.cli.main import build_parser
 from tests.scripts.cli.terminal import esper
 from tests.scripts.cli.test_search import TINY
 
@@ -49,6 +55,21 @@ def test_from_a_search_to_a_policy_that_trains_on(
     (out / "policy").rename(tmp_path / "elsewhere")
     more = esper(capsys, "train", "--resume", "--set", "rounds=2", "--out", str(tmp_path / "run"))
     assert more.code == 0, more.err
+
+
+def test_clones_of_families_of_depth_see_ratios(tmp_path: Path) -> None:
+    family = get_family("depth_small")
+    config = SearchConfig(members=MemberChoice(family=family.name, split="train"))
+    folder = tmp_path / "search"
+    folder.mkdir()
+    RunFolder(folder).write_config({COMMAND: "search", **config.to_mapping()})
+    lessons: dict[str, list[object]] = {member.label: [] for member in family.members("train")}
+    (folder / LESSONS_FILE).write_text(json.dumps(lessons))
+    asked = ["clone", str(folder), "--out", str(tmp_path / "clone")]
+    own = make(build_parser(asked).parse_args(asked))
+    assert (own.policy.layout, own.smoothing) == ("ratios", 0.02)
+    asked += ["--set", "smoothing=0"]
+    assert make(build_parser(asked).parse_args(asked)).smoothing == 0.0
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,9 @@ def test_families_of_depth_bring_their_settings() -> None:
     config = make(parser.parse_args(asked))
     assert (config.space, config.heuristics) == ("doublings", 0)
     assert config.play.population.copies
-    assert (config.play.keep, config.play.flop_limit) == ("best", 8.0)
-    changed = make(parser.parse_args([*asked, "--heuristics", "2", "--set", "play.flop_limit=4"]))
-    assert (changed.heuristics, changed.play.flop_limit) == (2, 4.0)
+    assert (config.play.keep, config.play.flop_limit) == ("best", 4.0)
+    assert (config.depths, config.hidden, config.price) == ((2, 4), 0.8, 0.0)
+    changed = make(parser.parse_args([*asked, "--heuristics", "2", "--set", "play.flop_limit=3"]))
+    assert (changed.heuristics, changed.play.flop_limit) == (2, 3.0)
     plain = make(parser.parse_args(["search", "--out", "x"]))
     assert (plain.space, plain.play.keep, plain.play.population.copies) == ("seeds", "last", False)

@@ -93,6 +93,7 @@ class Family:
             is the SHA-256 of the weights that are judged.
         settings: Settings of searches, clones and proofs on this family, by name.
         search_settings: More settings of searches.
+        clone_settings: More settings of clones.
         proof_settings: More settings of proofs.
     """
 
@@ -104,6 +105,7 @@ class Family:
     claim_draws: Draws | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     search_settings: Mapping[str, Any] = field(default_factory=dict)
+    clone_settings: Mapping[str, Any] = field(default_factory=dict)
     proof_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -98,6 +98,7 @@ def make(options: argparse.Namespace) -> Any:
     from esper.lab.proof.clone import CloneConfig, find_taught
     from esper.lab.proof.plans import read_plans
     from esper.lab.proof.search import LESSONS_FILE, SearchConfig
+    from esper.lab.tasks.family import get_family
 
     if not options.search:
         raise UsageError("SEARCH is missing; give the folder that `esper search` wrote")
@@ -107,7 +108,8 @@ def make(options: argparse.Namespace) -> Any:
     # Limits are those of the search; members are all that it has lessons for.
     everyone = searched.members.replace(labels=(), count=0)
     base = CloneConfig(plans=str(plans), members=everyone, play=searched.play)
-    config: CloneConfig = resolve(change_settings(base, named), options)
+    own = get_family(everyone.family).clone_settings
+    config: CloneConfig = resolve(change_settings(base, {**own, **named}), options)
     # Errors are raised before the folder is created.
     find_taught(config.members.find(), read_plans(plans))
     return config
