@@ -126,7 +126,7 @@ CIFAR_FAMILY = register_family(
 
 _TEXTS = (Chain.name, Copies.name, Facts.name, Mirrors.name, Sources.name, Sorting.name)
 """Every second one needs a longer view than one block of convolutions has."""
-_TEXT_STEPS = (460, 1_000)
+_TEXT_STEPS = (460, 700)
 _TRAIN_LEVELS = {
     Copies.name: (5, 7),
     Facts.name: (150, 300),
@@ -180,7 +180,7 @@ DEPTH_SMALL = register_family(
             levels=_CLAIM_LEVELS,
             train_size=(0,),
             label_noise=(0.0, 0.05, 0.15),
-            steps={"tcn": _TEXT_STEPS, "gated": (500, 1_000)},
+            steps={"tcn": _TEXT_STEPS, "gated": (500, 700)},
         ),
         settings=arena.SETTINGS,
         search_settings=arena.SEARCH_SETTINGS,
