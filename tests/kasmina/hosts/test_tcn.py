@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from esper.kasmina.flops import count_flops
 from esper.kasmina.hosts import TcnConfig, TcnHost
@@ -32,13 +31,6 @@ def test_operations_by_hand() -> None:
     assert count_flops(TcnHost(SMALL), tokens).total == 2 * convolutions + classifier
 
 
-def test_a_gate_doubles_the_first_convolution_alone() -> None:
-    plain, gated = (TcnHost(SMALL.replace(gated=gated)) for gated in (False, True))
-    counts = [sum(p.numel() for p in host.parameters()) for host in (plain, gated)]
-    assert counts[1] - counts[0] == 2 * (3 * 8 * 8 + 8)
-    assert any(isinstance(part, nn.GLU) for part in gated.modules())
-
-
 def test_a_slot_follows_every_segment() -> None:
     host = TcnHost(SMALL.replace(layers=6, segments=2))
     assert host.slot_paths == {"r0c0": "segments.0", "r0c1": "segments.1"}
@@ -48,10 +40,9 @@ def test_a_slot_follows_every_segment() -> None:
         SMALL.replace(layers=3)
 
 
-@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("layers", "segments", "kernel"), [(1, 1, 1), (2, 1, 2), (4, 2, 3)])
-def test_contract(layers: int, segments: int, kernel: int, gated: bool) -> None:
-    config = SMALL.replace(layers=layers, segments=segments, kernel_size=kernel, gated=gated)
+def test_contract(layers: int, segments: int, kernel: int) -> None:
+    config = SMALL.replace(layers=layers, segments=segments, kernel_size=kernel)
     check_host("tcn", config, torch.randint(20, (2, 12)))
 
 

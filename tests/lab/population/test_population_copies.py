@@ -156,7 +156,6 @@ TASKS = {
     "resnet": lambda: images(host="resnet", host_options=RESNET),
     "vit": lambda: images(host="vit", host_options=VIT, **ADAMW),
     "tcn": lambda: text(host="tcn", host_options=TCN, **ADAMW),
-    "gated tcn": lambda: text(host="tcn", host_options=TCN.replace(gated=True), **ADAMW),
     "text with a budget": lambda: text(learning_rate=0.02, budget="4x"),
     "images with a budget": lambda: images(**ADAMW, budget="12x"),
 }

@@ -67,14 +67,14 @@ def test_effects_are_told_by_kind_of_network_and_by_data() -> None:
     found = gather(proof)
     assert found["subject"] == "mine"
     network, data = found["groups"]["network"], found["groups"]["data"]
-    assert set(network) == {"resnet", "transformer"}
+    assert set(network) == {"resnet", "tcn"}
     images = sum(map(is_image, MEMBERS))
-    assert (network["resnet"]["members"], network["transformer"]["members"]) == (
+    assert (network["resnet"]["members"], network["tcn"]["members"]) == (
         images,
         len(MEMBERS) - images,
     )
     for arm, image, text in (("wait", 0.1, -0.02), ("slope", 0.06, -0.06), ("early", 0.02, 0.18)):
-        for kind, effect in (("resnet", image), ("transformer", text)):
+        for kind, effect in (("resnet", image), ("tcn", text)):
             own = network[kind]["against"][arm]
             assert own["estimate"] == pytest.approx(effect)
             assert own["interval"]["low"] == pytest.approx(effect)

@@ -58,7 +58,7 @@ def test_cells_say_what_the_figures_are(found: dict[str, Any]) -> None:
     assert row(found, "Arms", "wait")["parameters"] == "1.00"
     kinds = row(found, "By kind of network", "wait")
     assert kinds["resnet (8)"] == "+0.100 [+0.100, +0.100]"
-    assert kinds["transformer (8)"] == "-0.020 [-0.020, -0.020]"
+    assert kinds["tcn (8)"] == "-0.020 [-0.020, -0.020]"
     assert kinds["above 0"] == "1 of 2"
     fewer = row(found, "Without the best 5 members", "wait")
     assert fewer["lowest mean"] == f"{(3 * 0.1 - 8 * 0.02) / 11:+.3f}"

@@ -32,9 +32,6 @@ class TcnConfig(Config):
     kernel_size: int = option(
         3, "Tokens that a convolution sees, the last one included.", minimum=1
     )
-    gated: bool = option(
-        False, "Whether a gate takes the place of GELU: one half of the channels gates the other."
-    )
     slots: tuple[str, ...] | None = option(
         None, "Slot ids offered for growth; one after every segment if empty."
     )
@@ -57,14 +54,14 @@ class TcnConfig(Config):
 class CausalConvolution(nn.Module):
     """A convolution over the last tokens, as one matrix product, which stacks run as one too."""
 
-    def __init__(self, inputs: int, outputs: int, kernel_size: int) -> None:
+    def __init__(self, dim: int, kernel_size: int) -> None:
         """Build the filters."""
         super().__init__()
         self.kernel_size = kernel_size
-        self.filters = nn.Linear(kernel_size * inputs, outputs)
+        self.filters = nn.Linear(kernel_size * dim, dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return [B, T, outputs] from [B, T, inputs]; zeros stand in front of the first token."""
+        """Return [B, T, D] from [B, T, D]; zeros stand in front of the first token."""
         length = hidden.shape[-2]
         padded = F.pad(hidden, (0, 0, self.kernel_size - 1, 0))
         seen = [padded[..., back : back + length, :] for back in range(self.kernel_size)]
@@ -75,15 +72,15 @@ class CausalConvolution(nn.Module):
 class CausalBlock(nn.Module):
     """Adds two causal convolutions to its input, each of a normalised stream."""
 
-    def __init__(self, dim: int, kernel_size: int, *, gated: bool = False) -> None:
+    def __init__(self, dim: int, kernel_size: int) -> None:
         """Build the branch."""
         super().__init__()
         self.branch = nn.Sequential(
             nn.LayerNorm(dim),
-            CausalConvolution(dim, 2 * dim if gated else dim, kernel_size),
-            nn.GLU() if gated else nn.GELU(),
+            CausalConvolution(dim, kernel_size),
+            nn.GELU(),
             nn.LayerNorm(dim),
-            CausalConvolution(dim, dim, kernel_size),
+            CausalConvolution(dim, kernel_size),
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -107,7 +104,7 @@ class TcnHost(nn.Module):
         self.segments = nn.ModuleList(
             nn.Sequential(
                 *(
-                    CausalBlock(config.dim, config.kernel_size, gated=config.gated)
+                    CausalBlock(config.dim, config.kernel_size)
                     for _ in range(config.layers // config.segments)
                 )
             )

@@ -29,6 +29,7 @@ from esper.lab.proof.statistics import (
     resample_members,
 )
 from esper.lab.proof.watching import likenesses, watch
+from esper.lab.tasks.arena import DepthMember
 from esper.lab.tasks.member import AnyMember
 from esper.leyline.errors import UsageError
 from esper.utils.process import grouped
@@ -202,7 +203,11 @@ def _groups(
     """Return the subject's effect against every arm by kind of network, and by data."""
     tasks = [member.task() for member in proof.members]
     axes = {
-        "network": [task.config.host for task in tasks],
+        # One host may be several kinds of network, such as with and without gates.
+        "network": [
+            member.kind if isinstance(member, DepthMember) else task.config.host
+            for member, task in zip(proof.members, tasks, strict=True)
+        ],
         "data": [task.name for task in tasks],
     }
     return {

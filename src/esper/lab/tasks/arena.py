@@ -27,35 +27,27 @@ from esper.lab.tasks.task import Task, TaskConfig, get_task
 from esper.leyline.config import Config
 from esper.utils.randomness import derive_seed, generator
 
-NetworkKind = Literal["resnet", "vit", "gpt", "tcn", "gated"]
+NetworkKind = Literal["resnet", "vit", "gpt", "tcn"]
 HOSTS_OF: dict[NetworkKind, str] = {
     "resnet": "resnet",
     "vit": "vit",
     "gpt": "transformer",
     "tcn": "tcn",
-    "gated": "tcn",
 }
 assert set(HOSTS_OF) == set(get_args(NetworkKind))
 
-RATES: dict[NetworkKind, float] = {
-    "resnet": 1e-2,
-    "vit": 4e-3,
-    "gpt": 4e-3,
-    "tcn": 1e-2,
-    "gated": 1e-2,
-}
+RATES: dict[NetworkKind, float] = {"resnet": 1e-2, "vit": 4e-3, "gpt": 4e-3, "tcn": 1e-2}
 """Learning rate of AdamW by kind of network."""
 
 HORIZON = 60
 """Decisions of a run, at equal shares of its budget."""
-TEXT_KINDS: frozenset[NetworkKind] = frozenset({"gpt", "tcn", "gated"})
-IMAGES, TEXTS = 16, 4
-"""Samples of a batch."""
+BATCH: dict[NetworkKind, int] = {"resnet": 16, "vit": 16, "gpt": 4, "tcn": 4}
+TEXT_KINDS: frozenset[NetworkKind] = frozenset({"gpt", "tcn"})
 CONTEXT = 32
 """Tokens of a sample of text."""
 KERNEL = 3
 """Tokens that a convolution over text sees: one block sees four back, four see sixteen."""
-VALIDATION_IMAGES, VALIDATION_TEXTS = 256, 8
+VALIDATION_SAMPLES: dict[NetworkKind, int] = {"resnet": 256, "vit": 256, "gpt": 8, "tcn": 8}
 """Samples that end an epoch; a text has 32 predictions in each."""
 _TEXT_SHARES = {"val_fraction": 0.01, "test_fraction": 0.01}
 """A text has a hundred thousand samples; these shares are enough to score it."""
@@ -106,8 +98,7 @@ class DepthMember:
     """A network of one block a stage, its data, and a budget of compute.
 
     Attributes:
-        kind: Residual CNN or vision transformer for images; transformer, or causal convolutions
-            with or without gates, for text.
+        kind: Residual CNN, vision transformer, or transformer for text.
         data: Name of the task whose data it uses.
         width: Channels of the first stage, or width of the residual stream.
         stages: Stages of a CNN, each with a slot; transformers have one.
@@ -169,8 +160,6 @@ class DepthMember:
         """Return the task, with some fields of its configuration changed."""
         base = get_task(self.data)
         _, _, _, shape, classes = self.architecture
-        is_text = self.kind in TEXT_KINDS
-        batch = TEXTS if is_text else IMAGES
         config: TaskConfig = base.config.replace(
             host=HOSTS_OF[self.kind],
             host_options=self._host_options(),
@@ -181,14 +170,14 @@ class DepthMember:
             baseline_loss=max(math.log(classes), base.config.target_loss + 0.1),
             train_size=self.train_size or None,
             label_noise=self.label_noise,
-            batch_size=batch,
-            samples_per_step=batch,
-            validation_samples=VALIDATION_TEXTS if is_text else VALIDATION_IMAGES,
+            batch_size=BATCH[self.kind],
+            samples_per_step=BATCH[self.kind],
+            validation_samples=VALIDATION_SAMPLES[self.kind],
             horizon=HORIZON,
             optimizer="adamw",
             learning_rate=self.learning_rate,
             weight_decay=0.05,
-            **(_TEXT_SHARES if is_text else {}),
+            **(_TEXT_SHARES if self.kind in TEXT_KINDS else {}),
             schedule="wsd",
             warmup=0.02,
             decay=0.2,
@@ -197,7 +186,9 @@ class DepthMember:
         )
         # Evaluations of the network that it starts with come on top, so that short budgets train.
         start = type(base)(config)
-        samples = PASSES_OF_TRAINING * batch * self.steps + HORIZON * config.validation_samples
+        samples = (
+            PASSES_OF_TRAINING * BATCH[self.kind] * self.steps + HORIZON * config.validation_samples
+        )
         return type(base)(config.replace(budget=float(samples * start.host_flops), **changes))
 
     def descriptors(self) -> dict[str, float]:
@@ -217,9 +208,8 @@ class DepthMember:
             return TransformerConfig(
                 vocab=classes, dim=width, heads=2, layers=1, context=CONTEXT, segments=1
             )
-        if self.kind in ("tcn", "gated"):
-            is_gated = self.kind == "gated"
-            return TcnConfig(vocab=classes, dim=width, kernel_size=KERNEL, gated=is_gated)
+        if self.kind == "tcn":
+            return TcnConfig(vocab=classes, dim=width, kernel_size=KERNEL)
         channels, side = shape[0], min(shape[1:])
         if self.kind == "vit":
             return VitConfig(

@@ -9,7 +9,7 @@ from esper.lab.tasks.arena import Draws
 from esper.lab.tasks.family import Axes, Family, Purpose, register_family
 from esper.lab.tasks.member import Member
 from esper.lab.tasks.presets import Cifar16, CifarBaseline, Digits, Fashion14
-from esper.lab.tasks.texts import Chain, Copies, Facts, Links, Mirrors, Sorting, Sources
+from esper.lab.tasks.texts import Chain, Copies, Facts, Sorting, Sources, Sums
 
 EVEN = (0, 2, 4, 6, 8)
 ODD = (1, 3, 5, 7, 9)
@@ -124,27 +124,15 @@ CIFAR_FAMILY = register_family(
 )
 
 
-_TEXTS = (Chain.name, Copies.name, Facts.name, Mirrors.name, Sources.name, Sorting.name)
-"""Every second one needs a longer view than one block of convolutions has."""
-_TEXT_STEPS = (460, 700)
-_TRAIN_LEVELS = {
-    Copies.name: (5, 7),
-    Facts.name: (150, 300),
-    Mirrors.name: (3, 4),
-    Sorting.name: (5, 6),
-}
-_SELECT_LEVELS = {
-    Copies.name: (6,),
-    Facts.name: (200,),
-    Mirrors.name: (3, 4),
-    Sorting.name: (5,),
-}
+_TEXTS = (Chain.name, Copies.name, Facts.name, Sorting.name, Sources.name)
+_TEXT_STEPS = (460, 1_000)
+_TRAIN_LEVELS = {Copies.name: (5, 7), Facts.name: (150, 300), Sorting.name: (3, 5)}
+_SELECT_LEVELS = {Copies.name: (6,), Facts.name: (200,), Sorting.name: (4,)}
 _CLAIM_LEVELS = {
-    Copies.name: (5, 6, 8),
-    Facts.name: (100, 250, 400),
-    Mirrors.name: (3, 4, 5),
-    Sorting.name: (5, 6, 7),
-    Links.name: (3, 4),
+    Copies.name: (4, 5, 6, 7, 8),
+    Facts.name: (100, 250, 500),
+    Sorting.name: (3, 4, 6),
+    Sums.name: (2, 3),
 }
 
 DEPTH_SMALL = register_family(
@@ -158,29 +146,29 @@ DEPTH_SMALL = register_family(
             width={"tcn": (24, 32)},
             levels=_TRAIN_LEVELS,
             train_size=(0,),
-            label_noise=(0.0, 0.1, 0.2),
+            label_noise=(0.0, 0.1, 0.3),
             steps={"tcn": _TEXT_STEPS},
         ),
         select=Draws(
             key="select",
-            count=18,
+            count=15,
             data={"tcn": _TEXTS},
             width={"tcn": (28,)},
             levels=_SELECT_LEVELS,
             train_size=(0,),
-            label_noise=(0.0, 0.1),
+            label_noise=(0.0, 0.2),
             steps={"tcn": _TEXT_STEPS},
         ),
-        # Gated convolutions and links are in claim alone.
+        # Transformers and sums are in claim alone.
         claim_draws=Draws(
             key="",
             count=36,
-            data={"tcn": (*_TEXTS, Links.name), "gated": (*_TEXTS, Links.name)},
-            width={"tcn": (24, 30), "gated": (24, 30)},
+            data={"tcn": (*_TEXTS, Sums.name), "gpt": (*_TEXTS, Sums.name)},
+            width={"tcn": (24, 30), "gpt": (24, 30)},
             levels=_CLAIM_LEVELS,
             train_size=(0,),
-            label_noise=(0.0, 0.05, 0.15),
-            steps={"tcn": _TEXT_STEPS, "gated": (500, 700)},
+            label_noise=(0.0, 0.05, 0.4),
+            steps={"tcn": _TEXT_STEPS, "gpt": (500, 1_000)},
         ),
         settings=arena.SETTINGS,
         search_settings=arena.SEARCH_SETTINGS,
@@ -219,14 +207,14 @@ DEPTH_FAMILY = register_family(
             label_noise=(0.0, 0.2, 0.5),
             steps={"resnet": (2_000, 40_000), "tcn": _TEXT_STEPS},
         ),
-        # Vision transformers, Fashion-MNIST and links are in claim alone.
+        # Vision transformers, Fashion-MNIST and sums are in claim alone.
         claim_draws=Draws(
             key="",
             count=36,
             data={
                 "resnet": (Cifar16.name, Fashion14.name),
                 "vit": (Cifar16.name, Fashion14.name),
-                "tcn": (*_TEXTS, Links.name),
+                "tcn": (*_TEXTS, Sums.name),
             },
             width={"resnet": (6, 9, 14), "vit": (24, 32), "tcn": (26, 30, 36)},
             stages=(1, 2),
