@@ -3,9 +3,9 @@
     python research/arena/tables.py searches          # what hindsight gains in each family tried
     python research/arena/tables.py claim --out DIR   # unpack the claim
 
-Nothing is trained. `claim` unpacks two folders, as `esper prove` and `esper search` wrote them:
+Nothing is trained. `claim` unpacks the folder that `esper prove` wrote:
 
-    python -m benchmarks arena DIR/proof --search DIR/hindsight
+    python -m benchmarks arena DIR/proof
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def print_searches() -> None:
 
 
 def unpack(out: Path) -> None:
-    """Unpack the folders of the claim."""
-    for name in ("proof", "hindsight"):
+    """Unpack what the claim wrote."""
+    for name in sorted(each.name for each in (HERE / "claim").iterdir()):
         source, target = HERE / "claim" / name, out / name
         target.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / "config.yaml", target)
         packed = (source / "results.jsonl.xz").read_bytes()
         (target / "results.jsonl").write_bytes(lzma.decompress(packed))
-    print(f"python -m benchmarks arena {out / 'proof'} --search {out / 'hindsight'}")
+    print(f"python -m benchmarks arena {out / 'proof'}")
 
 
 def main() -> None:

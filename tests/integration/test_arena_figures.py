@@ -1,0 +1,94 @@
+"""Figures of the arena on the pages are those of the raw results in research/arena."""
+
+from __future__ import annotations
+
+import importlib.util
+import lzma
+import re
+from collections import defaultdict
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from esper.lab.proof.choose import measure_headroom, read_table
+from esper.lab.proof.results import CellResult, read_results
+from esper.lab.proof.statistics import log_ratios
+from esper.lab.tasks import get_family
+
+ROOT = Path(__file__).parents[2]
+ARENA = ROOT / "research" / "arena"
+README = (ARENA / "README.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def read_packed(name: str, folder: Path) -> list[CellResult]:
+    plain = folder / "results.jsonl"
+    plain.write_bytes(lzma.decompress((ARENA / "results" / name).read_bytes()))
+    return read_results(plain)
+
+
+def load_tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("arena_tables", ARENA / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_hindsight_in_the_four_families(capsys: pytest.CaptureFixture[str]) -> None:
+    load_tables().print_searches()
+    found = capsys.readouterr().out.replace("-", "−").splitlines()
+    assert len(found) == 4
+    for number, line in enumerate(found, start=1):
+        gains = re.search(r"plan ([+−][\d.]+ %), hindsight over it ([+−][\d.]+ ± [\d.]+ %)", line)
+        assert gains is not None, line
+        (row,) = (
+            row for row in README.splitlines() if re.match(rf"\| \**{number}: ", row) is not None
+        )
+        for figure in gains.groups():
+            assert figure in row
+    assert "+3.8 ± 0.8 %" in RESULTS
+
+
+def test_the_kept_search_was_on_the_members_of_the_family(tmp_path: Path) -> None:
+    results = read_packed("search_1.jsonl.xz", tmp_path)
+    labels = {member.label for member in get_family("depth_small").members("train")}
+    assert {each.member for each in results} == labels
+    table = read_table(results, "wait")
+    plans = [arm for arm in next(iter(table.values())) if ">" in arm]
+    assert measure_headroom(table, plans, "val")["hindsight"] > 0.03
+
+
+def test_what_controllers_and_rules_gain_on_select(tmp_path: Path) -> None:
+    results = read_packed("select.jsonl.xz", tmp_path)
+    by_arm: dict[str, dict[str, CellResult]] = defaultdict(dict)
+    for each in results:
+        by_arm[each.arm][each.member] = each
+    waiting = by_arm["wait"]
+    assert len(waiting) == len(get_family("depth_small").members("select")) == 15
+    said = {
+        "s1": "controller, seed 1",
+        "s0": "controller, seed 0",
+        "s2": "controller, seed 2",
+        "slope": "`slope`, tuned",
+        "schedule": "best single plan (at once)",
+    }
+    gains = {}
+    for arm, words in said.items():
+        own = by_arm[arm]
+        ratios = {
+            member: log_ratios(own[member].test_errors, waiting[member].test_errors)
+            for member in waiting
+        }
+        gains[arm] = 100 * float(np.mean(list(ratios.values())))
+        (row,) = (line for line in README.splitlines() if words in line)
+        assert f"{gains[arm]:+.1f}" in row
+        copies = [ratio for member, ratio in ratios.items() if member.startswith("copies")]
+        assert f"{100 * float(np.mean(copies)):+.1f}" in row
+    one, other, third = (f"{gains[arm]:+.1f} %" for arm in ("s1", "s0", "s2"))
+    assert f"{one}, {other}, {third}" in RESULTS
+    for arm in ("slope", "schedule"):
+        assert f"| {gains[arm]:+.1f} % |" in RESULTS
