@@ -29,7 +29,6 @@ from esper.lab.proof.statistics import (
     resample_members,
 )
 from esper.lab.proof.watching import likenesses, watch
-from esper.lab.tasks.arena import DepthMember
 from esper.lab.tasks.member import AnyMember
 from esper.leyline.errors import UsageError
 from esper.utils.process import grouped
@@ -203,11 +202,7 @@ def _groups(
     """Return the subject's effect against every arm by kind of network, and by data."""
     tasks = [member.task() for member in proof.members]
     axes = {
-        # One host may be several kinds of network, such as with and without gates.
-        "network": [
-            member.kind if isinstance(member, DepthMember) else task.config.host
-            for member, task in zip(proof.members, tasks, strict=True)
-        ],
+        "network": [task.config.host for task in tasks],
         "data": [task.name for task in tasks],
     }
     return {
