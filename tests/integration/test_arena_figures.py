@@ -84,7 +84,7 @@ def test_what_controllers_and_rules_gain_on_select(tmp_path: Path) -> None:
             for member in waiting
         }
         gains[arm] = 100 * float(np.mean(list(ratios.values())))
-        (row,) = (line for line in README.splitlines() if words in line)
+        row = next(line for line in README.splitlines() if words in line)
         assert f"{gains[arm]:+.1f}" in row
         copies = [ratio for member, ratio in ratios.items() if member.startswith("copies")]
         assert f"{100 * float(np.mean(copies)):+.1f}" in row
@@ -92,3 +92,24 @@ def test_what_controllers_and_rules_gain_on_select(tmp_path: Path) -> None:
     assert f"{one}, {other}, {third}" in RESULTS
     for arm in ("slope", "schedule"):
         assert f"| {gains[arm]:+.1f} % |" in RESULTS
+
+
+def test_the_controller_reaches_most_of_hindsight_on_train(tmp_path: Path) -> None:
+    played: dict[str, dict[str, CellResult]] = defaultdict(dict)
+    for each in read_packed("train.jsonl.xz", tmp_path):
+        played[each.arm][each.member] = each
+    assert len(played["wait"]) == 30
+    gain = float(
+        np.mean(
+            [
+                log_ratios(played["first"][member].test_errors, waiting.test_errors)
+                for member, waiting in played["wait"].items()
+            ]
+        )
+    )
+    table = read_table(read_packed("search_1.jsonl.xz", tmp_path), "wait")
+    plans = [arm for arm in next(iter(table.values())) if ">" in arm]
+    found = measure_headroom(table, plans, "test")
+    assert f"has {100 * gain:+.1f} % (`results/train.jsonl.xz`)" in README
+    assert round((gain - found["single"]) / found["hindsight"], 1) == 0.9
+    assert "reaches 90 % of what hindsight gains" in README
