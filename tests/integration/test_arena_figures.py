@@ -11,7 +11,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import yaml
 
+from esper.lab.proof.arm import parse_arm, weights_digest
 from esper.lab.proof.choose import measure_headroom, read_table
 from esper.lab.proof.results import CellResult, read_results
 from esper.lab.proof.statistics import log_ratios
@@ -113,3 +115,40 @@ def test_the_controller_reaches_most_of_hindsight_on_train(tmp_path: Path) -> No
     assert f"has {100 * gain:+.1f} % (`results/train.jsonl.xz`)" in README
     assert round((gain - found["single"]) / found["hindsight"], 1) == 0.9
     assert "reaches 90 % of what hindsight gains" in README
+
+
+def test_the_claim_is_as_its_results_say(tmp_path: Path) -> None:
+    folder = ARENA / "claim" / "proof"
+    plain = tmp_path / "results.jsonl"
+    plain.write_bytes(lzma.decompress((folder / "results.jsonl.xz").read_bytes()))
+    played: dict[str, dict[str, CellResult]] = defaultdict(dict)
+    for each in read_results(plain):
+        if each.purpose == "proof":
+            played[each.arm][each.member] = each
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    # Its members are those that the weights in the tree draw.
+    digest = weights_digest(parse_arm(f"greedy:{ARENA / 'policy'}"))
+    assert config["members"]["claim_key"] == digest
+    assert set(played["wait"]) == {
+        member.label for member in get_family("depth_small").drawn_claim(digest)
+    }
+
+    def over_waiting(arm: str) -> float:
+        ratios = [
+            log_ratios(played[arm][member].test_errors, waiting.test_errors)
+            for member, waiting in played["wait"].items()
+        ]
+        return 100 * float(np.expm1(-np.mean(ratios)))
+
+    assert f"mean loss is {over_waiting('first'):.1f} % above that of never growing" in README
+    assert f"Its loss is {over_waiting('first'):.1f} % above that of never growing" in RESULTS
+    claim = README.split("## The claim")[1]
+    for arm, words in (
+        ("slope", "`slope`, tuned"),
+        ("schedule", "best single plan"),
+        ("depth 2", "2 blocks from the start"),
+        ("halving", "successive halving over depths"),
+        ("random", "random legal operations"),
+    ):
+        row = next(line for line in claim.splitlines() if line.startswith(f"| {words} |"))
+        assert f"| {over_waiting(arm):+.1f} % |" in row
